@@ -31,8 +31,7 @@ from decod.ids import RunId
 from decod.membership.papers import Membership
 from decod.net.block_transfer import BlockRequest, fetch_block
 from decod.objects import StoreError
-from decod.protocol.core.daemon_jobs import GiveBlock
-from decod.protocol.core.jobs import BaseJob, Embed
+from decod.protocol.core.jobs import BaseJob, Embed, GiveBlock
 from decod.protocol.core.view import Member
 from decod.tasks import TaskSet
 

@@ -22,11 +22,19 @@ from decod.daemon.stage_memory import (
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
-from decod.protocol.core.daemon_jobs import Configure, SetRecompute, SetThreads, SpreadStage
+from decod.protocol.core.durations import Patience
 from decod.protocol.core.job_codec import kind_of
-from decod.protocol.core.jobs import BaseJob, Build, Measure, Measured
-from decod.protocol.core.messages.utilisation_messages import DEVICE_LENGTH_MAX
-from decod.protocol.core.patience import Patience
+from decod.protocol.core.jobs import (
+    BaseJob,
+    Build,
+    Configure,
+    Measure,
+    Measured,
+    SetRecompute,
+    SetThreads,
+    SpreadStage,
+)
+from decod.protocol.core.messages.decision_messages import DEVICE_LENGTH_MAX
 from decod.protocol.core.view import Role
 from decod.run.run_config import Organisation, RunConfig
 from decod.stopwatch import Stopwatch

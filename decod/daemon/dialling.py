@@ -17,8 +17,7 @@ from decod.net.client import PeerClient
 from decod.net.reverse_dialer import ReverseDialer
 from decod.net.reverse_holder import ReverseHolder
 from decod.net.reverse_keeper import ReverseKeeper
-from decod.protocol.core.reach import hosts_between
-from decod.protocol.core.view import Member, Reach
+from decod.protocol.core.view import Member, Reach, hosts_between
 
 
 class Dialling:

@@ -36,9 +36,9 @@ from decod.net.storing import PartRequest, write_part
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Bans, Join, Message, Refuse
-from decod.protocol.core.messages.election_messages import LeaderIs
-from decod.protocol.core.messages.forwarding_messages import Way
-from decod.protocol.core.messages.replay_messages import Follow
+from decod.protocol.core.messages.decision_messages import LeaderIs
+from decod.protocol.core.messages.membership_messages import Follow
+from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import Description

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from decod.ids import NodeId
+from decod.protocol.core.durations import IterationTimes
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.spent_time import IterationTimes
 from decod.protocol.core.view import Member
 
 BUSY_SHARE = 0.5

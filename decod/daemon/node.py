@@ -80,8 +80,8 @@ from decod.membership.sealing import DecisionSeals
 from decod.membership.tensor_proofs import TensorProofs
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
 from decod.protocol.core.bans import BanList
+from decod.protocol.core.context import Identity, Promise
 from decod.protocol.core.effects import CountWork, Stop, StopReason
-from decod.protocol.core.node_identity import Identity, Promise
 from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node_machine import NodeMachine

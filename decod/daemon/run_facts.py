@@ -17,7 +17,7 @@ from decod.driver.job_sizes import Sizes
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
 from decod.membership.papers import Membership
-from decod.protocol.core.node_identity import RunFacts
+from decod.protocol.core.context import RunFacts
 from decod.protocol.core.view import Duty, Role
 from decod.run.model_config import ModelDtype
 from decod.run.run_config import Organisation, RunConfig

@@ -16,8 +16,8 @@ from decod.driver.fetching import outlook
 from decod.ids import NodeId
 from decod.journal.history import SeenMember
 from decod.journal.run_progress import RunProgress
+from decod.protocol.core.context import NodeState
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.node_identity import NodeState
 from decod.protocol.core.view import Role, View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.run.run_config import Organisation, RunConfig

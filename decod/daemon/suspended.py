@@ -31,8 +31,8 @@ from decod.membership.papers import Membership
 from decod.net.ask import ask_status
 from decod.net.channel import BANNED
 from decod.net.failure import REFUSED
+from decod.protocol.core.context import NodeState
 from decod.protocol.core.effects import Stop, StopReason
-from decod.protocol.core.node_identity import NodeState
 from decod.tasks import cancelled
 
 T = TypeVar("T")

@@ -3,11 +3,11 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from decod.protocol.core.durations import BusyTime
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 from decod.protocol.core.messages.microbatch_messages import BackwardGradient, ForwardActivation
 from decod.protocol.core.messages.server_messages import StageActivation, StageGradient
-from decod.protocol.core.spent_time import BusyTime
 
 _PIPELINE = (ForwardActivation, BackwardGradient, StageActivation, StageGradient)
 _AVERAGES = (ReducePart, ReducedPart)

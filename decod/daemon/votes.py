@@ -7,7 +7,7 @@ from decod.durable import replace_durably
 from decod.errors import DecodError, HardwareError
 from decod.files import read_beginning
 from decod.ids import RunId
-from decod.protocol.core.node_identity import NO_PROMISE, Promise
+from decod.protocol.core.context import NO_PROMISE, Promise
 from decod.texts import why_of, why_unwritten
 from decod.wire import validate
 

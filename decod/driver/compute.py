@@ -20,9 +20,9 @@ from typing import Any, ClassVar, Protocol, Self
 from decod.data.block import Block
 from decod.driver.arena import ArenaAllocator
 from decod.driver.state_copies import TensorRegion
+from decod.protocol.core.durations import Patience
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob
-from decod.protocol.core.patience import Patience
 from decod.stopwatch import Stopwatch
 
 _COMMAND = (sys.executable, "-m", "decod.worker")

@@ -19,9 +19,9 @@ from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
+from decod.protocol.core.context import Promise
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.forwarding_messages import Way
-from decod.protocol.core.node_identity import Promise
+from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member
 from decod.protocol.facts import NodeFacts
 from decod.protocol.node_machine import NodeMachine

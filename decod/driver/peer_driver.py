@@ -17,7 +17,7 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.peer import PeerMachine
 from decod.protocol.core import effects as fx
-from decod.protocol.core.daemon_jobs import Guide
+from decod.protocol.core.jobs import Guide
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.round_messages import Height
 from decod.texts import clip

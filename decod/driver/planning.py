@@ -11,8 +11,8 @@ from pathlib import Path
 
 from decod.driver.compute import ComputeDiedError, ComputeProcess, Reply
 from decod.driver.state_copies import TensorRegion
+from decod.protocol.core.durations import Patience
 from decod.protocol.core.jobs import BaseJob
-from decod.protocol.core.patience import Patience
 from decod.run.protocol_config import ProtocolConfig
 
 _COMMAND = (sys.executable, "-m", "decod.worker.planning")

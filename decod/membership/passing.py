@@ -12,7 +12,7 @@ from decod.membership.authors import Authors
 from decod.membership.credential import Credential, parse_statement
 from decod.membership.papers import Membership
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.wire import validate
 from decod.wire.codec import content_of
 

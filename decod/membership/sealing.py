@@ -10,8 +10,7 @@ from decod.membership.credential import parse_statement
 from decod.membership.papers import Membership
 from decod.protocol.core.messages import Mend, Open
 from decod.protocol.core.seals import Decision
-from decod.protocol.core.view import Role
-from decod.protocol.core.view_change import ViewChange
+from decod.protocol.core.view import Role, ViewChange
 from decod.wire.codec import content_of
 
 _KIND = "decision"

@@ -39,7 +39,7 @@ from decod.net.transmission import (
 from decod.planner.cost import transfer_rate
 from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages import LinkProbe, Message, WithTensor
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.stopwatch import Stopwatch
 from decod.wall_clock import wall_clock
 from decod.wire import codec

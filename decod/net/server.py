@@ -61,7 +61,7 @@ from decod.protocol.core.messages import (
     StageGradient,
     WithTensor,
 )
-from decod.protocol.core.messages.replay_messages import Average
+from decod.protocol.core.messages.membership_messages import Average
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.stopwatch import Stopwatch

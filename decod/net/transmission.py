@@ -30,7 +30,7 @@ from decod.protocol.core.messages import (
     StageActivation,
     StageGradient,
 )
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame

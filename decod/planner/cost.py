@@ -51,7 +51,8 @@ def link_cost_s(
     Source: GWTF, section IV, equation (1). Deviation: GWTF takes the transfer time at the mean
     bandwidth. Where one direction is much slower, as an uplink often is, the other would hide that.
     """
-    forth, back = sane_link(forth), sane_link(back)
+    forth = sane_link(forth)
+    back = sane_link(back)
     return (
         (sane_compute_s(compute_here_s) + sane_compute_s(compute_there_s)) / 2
         + (forth.latency_s + back.latency_s) / 2
@@ -88,7 +89,8 @@ def transfer_rate(
 
 def sane_link(link: Link) -> Link:
     """Return a link within the bounds of this module. NaN counts as the worst value."""
-    latency_s, bandwidth = link.latency_s, link.bandwidth_bytes_per_s
+    latency_s = link.latency_s
+    bandwidth = link.bandwidth_bytes_per_s
     latency_sane = 0.0 <= latency_s <= LATENCY_MAX_S
     if latency_sane and BANDWIDTH_MIN_BYTES_PER_S <= bandwidth <= BANDWIDTH_MAX_BYTES_PER_S:
         return link

@@ -20,7 +20,9 @@ def owners_of(shares: Sequence[int], num_parts: int) -> tuple[int, ...]:
     assert num_parts >= 1, num_parts
     if not any(shares):
         shares = [1] * len(shares)
-    total, claims, owners = sum(shares), [0] * len(shares), list[int]()
+    total = sum(shares)
+    claims = [0] * len(shares)
+    owners = list[int]()
     for _ in range(num_parts):
         claims = [claim + share for claim, share in zip(claims, shares, strict=True)]
         # Of equals the earliest.

@@ -158,14 +158,16 @@ class _Settlement:
     def _search(self) -> None:
         """Improve pairs, and rotate parts among all paths, until neither helps."""
         self._improve_pairs()
-        best, least = self._state(), self._total()
+        best = self._state()
+        least = self._total()
         while self._work_left > 0 and self._rotate_all():
             self._improve_pairs()
             # A rotation ignores that other paths use the same links.
             if (total := self._total()) >= least:
                 self._restore(best)
                 break
-            best, least = self._state(), total
+            best = self._state()
+            least = total
 
     def _restart(self) -> None:
         """Exchange some parts at random and search again. Keep the result if it is cheaper."""
@@ -173,7 +175,8 @@ class _Settlement:
         if num < 2 or len(self._capacities) < 2:
             return
         rng = Random(num)  # noqa: S311 - the same paths are settled in the same way.
-        best, least = self._state(), self._total()
+        best = self._state()
+        least = self._total()
         work = num * num * len(self._paths[0])
         for _ in range(min(_RESTARTS_MAX, _RESTART_WORK_MAX // work)):
             if self._work_left <= 0:
@@ -185,7 +188,8 @@ class _Settlement:
                 first[part], second[part] = second[part], first[part]
             self._search()
             if (total := self._total()) < least - _SAVES:
-                best, least = self._state(), total
+                best = self._state()
+                least = total
             else:
                 self._restore(best)
 
@@ -195,10 +199,12 @@ class _Settlement:
     def _restore(self, state: _State) -> None:
         paths, owners, loads = state
         self._paths = [list(path) for path in paths]
-        self._owners, self._loads = list(owners), dict(loads)
+        self._owners = list(owners)
+        self._loads = dict(loads)
 
     def _total(self) -> float:
-        cost, no_link = self._costs.get, self._no_link
+        cost = self._costs.get
+        no_link = self._no_link
         uses = self._count_uses()
         return sum(cost(hop, no_link) * float(num) ** self._crowding for hop, num in uses.items())
 
@@ -247,7 +253,9 @@ class _Settlement:
 
         Whole paths are dealt out to data nodes, including those with room for more.
         """
-        paths, cost, no_link = self._paths, self._costs.get, self._no_link
+        paths = self._paths
+        cost = self._costs.get
+        no_link = self._no_link
         whole = (begin, end) == (0, len(paths[0]))
         spare = self._spare_owners() if whole else []
         owners = [*self._owners, *spare]
@@ -314,12 +322,15 @@ class _Settlement:
 
     def _best(self, i: int, j: int) -> _Better | None:
         """Return the best crossings of two paths, or None if nothing beats the present state."""
-        first, second = self._paths[i], self._paths[j]
+        first = self._paths[i]
+        second = self._paths[j]
         both = self._price_of_both(i, j)
-        owner, other = self._owners[i], self._owners[j]
+        owner = self._owners[i]
+        other = self._owners[j]
         now = both((owner, first[0]), (other, second[0]))
         now += both((first[-1], owner), (second[-1], other))
-        straight, crossed = 0.0, math.inf
+        straight = 0.0
+        crossed = math.inf
         choices: list[tuple[bool, bool]] = []
         for a, a_next, b, b_next in zip(first, first[1:], second, second[1:], strict=False):
             keep = both((a, a_next), (b, b_next))
@@ -339,7 +350,8 @@ class _Settlement:
                 best = (inner + found[0], exchanged, found[1])
         if best is None or not best[0] < now - _SAVES:
             return None
-        state, states = best[1], [best[1]]
+        state = best[1]
+        states = [best[1]]
         for from_straight, from_crossed in reversed(choices):
             changed = from_crossed if state else from_straight
             state = state != changed
@@ -374,7 +386,8 @@ class _Settlement:
 
     def _price_of_both(self, i: int, j: int) -> Callable[[Link, Link], float]:
         """Return the cost function of two links of a pair, given the uses by other paths."""
-        cost, power = self._costs.get, self._crowding
+        cost = self._costs.get
+        power = self._crowding
         if power == 1:
             return lambda a, b: cost(a, math.inf) + cost(b, math.inf)
         own = Counter((*self._hops(i), *self._hops(j)))
@@ -402,7 +415,8 @@ class _Settlement:
             self._uses.subtract((*self._hops(i), *self._hops(j)))
         self._loads = loads
         self._owners[i], self._owners[j] = better.owners
-        first, second = self._paths[i], self._paths[j]
+        first = self._paths[i]
+        second = self._paths[j]
         for stage, crossed in enumerate(better.crossed):
             if crossed:
                 first[stage], second[stage] = second[stage], first[stage]

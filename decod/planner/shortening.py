@@ -118,9 +118,11 @@ class _Search:
     def run(self, work_max: float) -> tuple[Route, ...]:
         self._work_left = work_max
         self._measure()
-        settled, settled_s = [*self._relays], self._length[0]
+        settled = [*self._relays]
+        settled_s = self._length[0]
         self._descend()
-        best, least = [*self._relays], self._length
+        best = [*self._relays]
+        least = self._length
         in_vain = 0
         while self._work_left > 0 and in_vain < _IN_VAIN_MAX:
             for _ in range(_KICKS):
@@ -130,7 +132,8 @@ class _Search:
             in_vain += 1
             if _shorter(self._length, least):
                 in_vain = 0 if self._length[0] < least[0] - _SAVES_S else in_vain
-                best, least = [*self._relays], self._length
+                best = [*self._relays]
+                least = self._length
             else:
                 self._restore(best, least)
         if least[0] > _WORTH * settled_s:
@@ -206,7 +209,8 @@ class _Search:
 
     def _changes(self, i: int) -> Iterator[_Change]:
         """Yield all possible changes of a flow."""
-        relays, owner = self._relays[i], self._owners[i]
+        relays = self._relays[i]
+        owner = self._owners[i]
         if relays is None:
             return
         if sum(k == owner and way is not None for k, way in self._ways()) > 1:
@@ -219,7 +223,8 @@ class _Search:
             if j == i or others is None:
                 continue
             for begin, end in combinations(range(len(relays) + 1), 2):
-                mine, theirs = relays[begin:end], others[begin:end]
+                mine = relays[begin:end]
+                theirs = others[begin:end]
                 if mine[0] != theirs[0] and mine[-1] != theirs[-1]:
                     yield from self._whole(
                         {

@@ -9,7 +9,6 @@ from decod.ids import NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.bans import BanList, ReadBans
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Send, Stop, StopReason
 from decod.protocol.core.events import (
@@ -22,17 +21,17 @@ from decod.protocol.core.events import (
     SendFailed,
     StateFetched,
     TensorSent,
+    earliest,
 )
 from decod.protocol.core.messages import CatchUp, Open, Ping, Pong
-from decod.protocol.core.messages.forwarding_messages import Passed
-from decod.protocol.core.messages.replay_messages import FollowMessage
+from decod.protocol.core.messages.membership_messages import FollowMessage
+from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.leadership.joining import Joining
 from decod.protocol.leadership.leadership import Leadership
 from decod.protocol.links.ban_news import BanNews
-from decod.protocol.links.forwarding import Forwarding
+from decod.protocol.links.forwarding import Forwarding, Outbox
 from decod.protocol.links.liveness import Liveness
 from decod.protocol.links.measuring import LinkMeasuring
-from decod.protocol.links.outbox import Outbox
 from decod.protocol.strategy.strategy import Strategy
 
 

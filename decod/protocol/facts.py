@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from decod.ids import NodeId
+from decod.protocol.core.context import NodeState
+from decod.protocol.core.detours import RemoteLinks
 from decod.protocol.core.era import Hashes, Mark, Origin
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.node_identity import NodeState
-from decod.protocol.core.remote_links import RemoteLinks
 from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate
@@ -24,7 +24,8 @@ class LeaderFacts:
     """What a leader's core knows of the run."""
 
     def __init__(self, leader: Leader, handover: Handover) -> None:
-        self._leader, self._handover = leader, handover
+        self._leader = leader
+        self._handover = handover
 
     @property
     def state(self) -> LeaderState:
@@ -117,7 +118,8 @@ class LeaderFacts:
     @property
     def learns_apart(self) -> bool:
         """Whether members have learnt something that is lost if the run ends now."""
-        leader, anchor = self._leader, self._leader.sync.anchor.number
+        leader = self._leader
+        anchor = self._leader.sync.anchor.number
         under_way = leader.state in UNDER_WAY and not self.lacking
         travels = leader.run.sync.overlap and anchor > leader.start_iteration
         return under_way and (travels or self.committed > anchor)
@@ -125,7 +127,8 @@ class LeaderFacts:
     @property
     def ending_stages(self) -> Sequence[int]:
         """Relay stages whose members have all asked to leave."""
-        leaving, rosters = self._leader.leaving, enumerate(self.view.rosters)
+        leaving = self._leader.leaving
+        rosters = enumerate(self.view.rosters)
         return [
             stage
             for stage, roster in rosters
@@ -147,7 +150,8 @@ class NodeFacts:
 
     def __init__(self, machine: NodeMachine) -> None:
         self._machine = machine
-        self._context, self._strategy = machine.context, machine.strategy
+        self._context = machine.context
+        self._strategy = machine.strategy
         self._election = machine.leadership.election
 
     @property
@@ -241,5 +245,6 @@ class NodeFacts:
     @property
     def leading(self) -> LeaderFacts | None:
         """What this node knows as the leader; None if it does not lead."""
-        leader, handover = self._machine.leader, self._machine.leadership.handover
+        leader = self._machine.leader
+        handover = self._machine.leadership.handover
         return LeaderFacts(leader, handover) if leader is not None else None

@@ -25,8 +25,7 @@ from typing import get_args
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
-from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
+from decod.protocol.core.context import Context, Identity, NodeState, RunFacts
 from decod.protocol.core.dispatch import Dispatch, released
 from decod.protocol.core.effects import (
     Effect,
@@ -65,14 +64,14 @@ from decod.protocol.core.events import (
     TensorSent,
     VotePersisted,
     Woke,
+    earliest,
 )
 from decod.protocol.core.known_views import KnownViews
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages.forwarding_messages import Passed
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage
-from decod.protocol.core.messages.replay_messages import FollowMessage
+from decod.protocol.core.messages.membership_messages import FollowMessage
+from decod.protocol.core.messages.routing_messages import RoutingMessage
+from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.core.messages.server_messages import ServersMessage
-from decod.protocol.core.node_identity import Identity, NodeState, RunFacts
 from decod.protocol.core.seals import doubts_at_first
 from decod.protocol.core.view import Opening, Role, View, tree_place
 from decod.protocol.delivery import Delivery, Ending
@@ -82,7 +81,7 @@ from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.leadership import FOR_LEADERSHIP, Fate, Leadership
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.forwarding import Forwarding
-from decod.protocol.state.mirrors import inventory
+from decod.protocol.state.kept_states import inventory
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.strategy import Strategy, StrategyFactory

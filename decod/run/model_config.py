@@ -212,7 +212,8 @@ def _check_rope(model: ModelConfig) -> None:
             range_ = "1 or more" if least else "more than 0"
             why = f"with rope_type {model.rope_type} it must be {range_}"
             raise _refuse(field, value, why, "give the number of the model's config.json")
-    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    low = model.rope_low_freq_factor
+    high = model.rope_high_freq_factor
     if model.rope_type is RopeType.LLAMA3 and low >= high:
         why = f"it must be more than model.rope_low_freq_factor, {low}"
         raise _refuse("rope_high_freq_factor", high, why, "give a higher number, usually 4.0")

@@ -14,10 +14,10 @@ from decod.ids import MicrobatchId, NodeId
 from decod.limits import DIGEST_BYTES, PROOF_BYTES
 from decod.protocol.core import jobs
 from decod.protocol.core.events import Received
+from decod.protocol.core.fingerprints import ERROR_MAX, NUM_SUMS, Sketch
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import Hashed, Subject, subject_of
-from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
 from decod.sim.averages import AveragedPart, GradientPart, MisuseError, num_in
 from decod.sim.blobs import SimulatedState, manifest_of
 from decod.sim.profile import Activation, Content, Gradient
@@ -76,7 +76,8 @@ class SimulatedWitness:
             own: This device's stage.
             inputs: What that device got and has sent.
         """
-        here, m = self._beside if job.beside else own, job.microbatch
+        here = self._beside if job.beside else own
+        m = job.microbatch
         given = (Activation(m, here - 1), Gradient(m, here + 1))
         made = [Activation(m, here)] * job.with_activation + [Gradient(m, here)] * job.with_gradient
         if tuple(inputs) != (*given, *made):
@@ -110,7 +111,8 @@ class SimulatedProofs:
 
     def signer_of(self, proof: bytes, subject: Subject) -> NodeId | None:
         """Return who has signed a proof; see `decod.protocol.core.proofs`."""
-        about, signer = proof[DIGEST_BYTES : 2 * DIGEST_BYTES], proof[2 * DIGEST_BYTES :]
+        about = proof[DIGEST_BYTES : 2 * DIGEST_BYTES]
+        signer = proof[2 * DIGEST_BYTES :]
         return NodeId(signer.rstrip(b"\0").decode()) if about == _sha256(subject) else None
 
 

@@ -70,7 +70,9 @@ def most_of(parts: Sequence[Counts]) -> Counts:
 
 def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
     """Return the average of one part."""
-    total, weights, sources = Counter[MicrobatchId](), list[int](), set[int]()
+    total = Counter[MicrobatchId]()
+    weights = list[int]()
+    sources = set[int]()
     expected = (job.part, job.num_parts, job.phase, job.spec)
     for content in inputs:
         if (
@@ -85,7 +87,8 @@ def reduced(job: jobs.Reduce, inputs: Sequence[object]) -> AveragedPart:
         raise MisuseError(f"{job}: the weights are not those of {inputs}")
     if sum(job.weights) < 1:
         raise MisuseError(f"{job}: nothing to divide by")
-    weight, held = sum(job.weights), frozenset(sources)
+    weight = sum(job.weights)
+    held = frozenset(sources)
     counts = canonical(total)
     return AveragedPart(job.part, job.num_parts, counts, weight, job.phase, job.spec, held)
 

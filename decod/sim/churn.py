@@ -46,7 +46,8 @@ def draw_churn(
     for iteration in range(2, num_iterations + 1):
         found = []
         for name in rng.sample(sorted(stages), len(stages)):
-            strikes, at_ratio = rng.random() < ratio, rng.random()
+            strikes = rng.random() < ratio
+            at_ratio = rng.random()
             gone = holds_from[name] is None
             if not strikes or (not gone and not _others(name, iteration, stages, holds_from)):
                 continue

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from decod.ids import NodeId
-from decod.protocol.collaboration.loop import PeerFound
-from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.collaboration.loop import PeerFound, RoundConfig
 from decod.protocol.core.effects import Note
 from decod.protocol.core.messages.round_messages import Height
 from decod.sim.kernel import Kernel, seeded
@@ -111,7 +110,8 @@ class Collaboration:
     """
 
     def __init__(self, spec: CollaborationSpec) -> None:
-        self.spec, self.outcome = spec, Tally()
+        self.spec = spec
+        self.outcome = Tally()
         self.kernel = Kernel()
         network = Network(self.kernel, Links(spec.link), spec.faults, seed=spec.seed)
         self.world = PeerWorld(self.kernel, network, self)
@@ -153,7 +153,8 @@ class Collaboration:
         """Have another peer come."""
         if has_state:
             self._beginnings.add(height)
-        spec, name = self.spec, f"peer{self._num_born:03d}"
+        spec = self.spec
+        name = f"peer{self._num_born:03d}"
         self._num_born += 1
         rng = seeded(spec.seed, "peer", name)
         step_s = spec.step_s * rng.uniform(1 - spec.spread, 1 + spec.spread)
@@ -305,9 +306,11 @@ class Collaboration:
             assert num_held == expected, f"{peer.name} holds {num_held} tensors"
 
     def _end_round(self, height: Height, pieces: Pieces) -> None:
-        outcome, now_s = self.outcome, self.kernel.now_s
+        outcome = self.outcome
+        now_s = self.kernel.now_s
         began_s = self._ended_s.get(self._newest, 0.0)
-        self._newest, self._ended_s = height, {height: now_s}
+        self._newest = height
+        self._ended_s = {height: now_s}
         outcome.num_rounds += 1
         outcome.round_s.append(now_s - began_s)
         self.sizes[sum(piece.num_samples for piece in pieces)] += 1

@@ -12,16 +12,16 @@ from typing import NamedTuple, Protocol
 from decod.ids import FlowId, Iteration, NodeId
 from decod.planner.graph import Route
 from decod.protocol.core.bans import NO_BANS, BanList
-from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.events import Event, Received
-from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage
-from decod.protocol.core.node_identity import (
+from decod.protocol.core.context import (
     NO_PROMISE,
     Identity,
     Promise,
     RunFacts,
 )
+from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.events import Event, Received
+from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.messages.routing_messages import RoutingMessage
 from decod.protocol.core.view import Reach, Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
 from decod.protocol.leadership.leader import LeaderState
@@ -152,7 +152,8 @@ def place_of(machine: object) -> NodeProgress | None:
     core = _core_of(machine)
     if core is None:
         return None
-    context, leads = core.context, core.leader is not None
+    context = core.context
+    leads = core.leader is not None
     return NodeProgress(context.view.term, context.iteration, leads, core.in_view)
 
 
@@ -178,7 +179,8 @@ class Whereabouts:
         if core is None:
             self.place = None
             return False
-        context, leader = core.context, core.leadership.leader
+        context = core.context
+        leader = core.leadership.leader
         if (
             context.view is self._view
             and context.iteration is self._iteration
@@ -186,8 +188,11 @@ class Whereabouts:
             and machine is self._machine
         ):
             return False
-        self._machine, self._view, self._iteration = machine, context.view, context.iteration
-        self._leader, self.place = leader, place_of(machine)
+        self._machine = machine
+        self._view = context.view
+        self._iteration = context.iteration
+        self._leader = leader
+        self.place = place_of(machine)
         return True
 
 
@@ -225,7 +230,8 @@ def subtree_size(machine: object, fanout: int) -> int:
     core = _core_of(machine)
     if core is None or not core.in_view:
         return 0
-    view, nodes = core.context.view, [core.context.node_id]
+    view = core.context.view
+    nodes = [core.context.node_id]
     for node in nodes:
         nodes += tree_place(view, node, fanout=fanout).children
     return len(nodes)
@@ -458,13 +464,16 @@ def leadership_part_of(machine: object) -> LeadershipPart | None:
     core = _core_of(machine)
     if core is None:
         return None
-    context, election, leader = core.context, core.leadership.election, core.leader
+    context = core.context
+    election = core.leadership.election
+    leader = core.leader
     opened = election.decisions.opened
     electors = () if opened is None else electors_of(opened.opening)
     needed = context.view.last_workers | {m.node_id for m in context.view.data_nodes}
     wait = Wait.NOTHING
     if leader is not None:
-        electors, members = leader.quorum.electors, set(ids_of(context.view))
+        electors = leader.quorum.electors
+        members = set(ids_of(context.view))
         needed |= {node for node in members if not leader.quorum.allows(members - {node})}
         if leader.quorum.lacking:
             wait = Wait.QUORUM

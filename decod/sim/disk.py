@@ -6,8 +6,8 @@ from functools import partial
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.bans import NO_BANS
+from decod.protocol.core.context import NO_PROMISE, Promise
 from decod.protocol.core.era import MARKS_MAX
-from decod.protocol.core.node_identity import NO_PROMISE, Promise
 from decod.sim.blobs import SimulatedState
 from decod.sim.kernel import Kernel
 

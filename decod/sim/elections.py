@@ -68,7 +68,8 @@ def election_storm(seed: int, *, plot: Plot | None = None, num_iterations: int =
         num_iterations: Number of iterations to commit.
     """
     rng = seeded(seed, "elections")
-    num_data, num_stages = rng.choice((2, 3, 3)), rng.choice((1, 1, 2))
+    num_data = rng.choice((2, 3, 3))
+    num_stages = rng.choice((1, 1, 2))
     calm_s = _BEGIN_S + rng.uniform(3.0, 10.0)
     scenario = Scenario(
         seed=seed,
@@ -117,7 +118,8 @@ def _bad_links(rng: random.Random, calm_s: float) -> LinkFaults:
 
 
 def _faults(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[HostFault, ...]:
-    names, num_data = scenario.host_names, scenario.batch.num_data_nodes
+    names = scenario.host_names
+    num_data = scenario.batch.num_data_nodes
     spared = {rng.choice(names[:num_data]), *rng.sample(names[num_data:], 2)}
     faults = []
     for _ in range(rng.randint(2, 6)):
@@ -148,7 +150,8 @@ def _faults(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[H
 def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut, ...]:
     """Return cuts around one data node, and cuts into halves with or without a bridge host."""
     cuts = []
-    names, num_data = scenario.host_names, scenario.batch.num_data_nodes
+    names = scenario.host_names
+    num_data = scenario.batch.num_data_nodes
     for _ in range(rng.choice((0, 0, 1, 1, 2, 3))):
         one = rng.choice(names[:num_data])
         others = [name for name in names if name != one]
@@ -157,7 +160,8 @@ def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut
         here, there = ([one], some) if rng.random() < 0.6 else (some, [one])
         if rng.random() < 0.3:
             middle = len(others) // 2
-            here, there = [one, *others[:middle]], others[middle + (rng.random() < 0.5) :]
+            here = [one, *others[:middle]]
+            there = others[middle + (rng.random() < 0.5) :]
         at_s = round(rng.uniform(_BEGIN_S, calm_s), 3)
         duration_s = round(rng.uniform(0.3, _DURATION_MAX_S), 3)
         cuts.append(Cut(tuple(here), tuple(there), at_s, duration_s, rng.random() < 0.4))
@@ -215,7 +219,8 @@ def forgetful_voters(rng: random.Random, scenario: Scenario, at_s: float) -> Sce
         link_faults=LinkFaults(),
     ).with_values({("protocol", "min_data_nodes"): 3, ("protocol", "election_timeout_s"): 0.4})
     first, candidate, other, *relays = scenario.host_names
-    stalls_s, back_s = round(rng.uniform(0.8, 1.2), 3), round(rng.uniform(0.1, 0.5), 3)
+    stalls_s = round(rng.uniform(0.8, 1.2), 3)
+    back_s = round(rng.uniform(0.1, 0.5), 3)
     faults = [
         HostFault(FaultKind.FREEZE, first, at_s=at_s, duration_s=stalls_s),
         HostFault(FaultKind.FREEZE, other, at_s=at_s, duration_s=stalls_s),
@@ -270,7 +275,8 @@ def small_half(rng: random.Random, scenario: Scenario, at_s: float) -> Scenario:
     """Cut one data node and one relay off from the others, who go on without them."""
     num_relays = scenario.stages.num_relay_stages * 3 + 1
     scenario = replace(scenario, num_relays=num_relays, link_faults=LinkFaults())
-    names, num_data = scenario.host_names, scenario.batch.num_data_nodes
+    names = scenario.host_names
+    num_data = scenario.batch.num_data_nodes
     half = (names[rng.randrange(1, num_data)], rng.choice(names[num_data:]))
     rest = tuple(name for name in names if name not in half)
     cut = Cut(half, rest, at_s, round(rng.uniform(3.0, 6.0), 3))

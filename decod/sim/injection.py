@@ -93,7 +93,8 @@ class Injection:
                 host.on_stop = self._bring_back
 
     def _plan(self, fault: HostFault) -> None:
-        host, kernel = self._hosts[fault.host], self._world.kernel
+        host = self._hosts[fault.host]
+        kernel = self._world.kernel
         strike = partial(self._strike, fault, host)
         if fault.kind is FaultKind.RESTART:
             self.num_coming += 1

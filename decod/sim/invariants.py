@@ -34,7 +34,7 @@ from decod.protocol.core.era import Source
 from decod.protocol.core.events import Event, JobFinished, Received, TensorSent
 from decod.protocol.core.jobs import Forward, Job
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.replay_messages import Average
+from decod.protocol.core.messages.membership_messages import Average
 from decod.protocol.core.view import Opening, View
 from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
@@ -147,9 +147,14 @@ class Checker:
         """Members hold what auditors compute with."""
         self.num_clients = -1
         """Of the run. -1: its stages have no servers."""
-        self._config, self._profile = config, profile
-        self._capacities, self._capacity_max = capacities, max(capacities.values())
-        self._batch, self._num_put_off, self._replay, self._trace = batch, 0, replay, trace
+        self._config = config
+        self._profile = profile
+        self._capacities = capacities
+        self._capacity_max = max(capacities.values())
+        self._batch = batch
+        self._num_put_off = 0
+        self._replay = replay
+        self._trace = trace
         self._world: World | None = None
         self.traffic = Traffic(config, capacity_max=self._capacity_max, batch=batch)
         self.num_iterations = 0
@@ -161,8 +166,10 @@ class Checker:
         self._iterations: dict[tuple[int, int], _Committed] = {}
         """By era and iteration."""
         self._announced: dict[_Term, int] = {}
-        self._data, self._commits = DataChecker(batch, self._bases), Commits()
-        self._steps_locally, self._shares = False, ShareChecker()
+        self._data = DataChecker(batch, self._bases)
+        self._commits = Commits()
+        self._steps_locally = False
+        self._shares = ShareChecker()
         self._voting: dict[tuple[int, Iteration], View] = {}
         """In which each iteration was last voted on, by the leader's term and the iteration."""
         self._reports: dict[tuple[_Term, int], dict[NodeId, int]] = {}
@@ -189,7 +196,8 @@ class Checker:
             steps_locally: Whether each node has a share of the batch, and steps by itself.
         """
         self._steps_locally = steps_locally
-        self._world, self._commits.hosts = world, world.hosts
+        self._world = world
+        self._commits.hosts = world.hosts
         self._names.update({host.node_id: host.name for host in world.hosts.values()})
 
     @property
@@ -284,7 +292,9 @@ class Checker:
                 self._follow(host, table, flow_id)
 
     def _check_entries(self, host: SimHost, table: FlowTable) -> None:
-        downstream, upstream, unpaired = table.downstream, table.upstream, table.unpaired
+        downstream = table.downstream
+        upstream = table.upstream
+        unpaired = table.unpaired
         for flow_id in downstream:
             if (flow_id in upstream) == (flow_id in unpaired):
                 raise self.violated(
@@ -301,7 +311,8 @@ class Checker:
         if flow_id.data_node != data_host.node_id:
             raise self.violated("I1", data_host, f"flow {flow_id} is another data node's")
         assert self._world is not None
-        before, node_id = data_host.node_id, table.next_hop(flow_id)
+        before = data_host.node_id
+        node_id = table.next_hop(flow_id)
         for _ in range(len(self._world.hosts)):
             host = self._world.hosts[node_id]
             other = flow_table(host.machine) if host.reachable else None
@@ -315,7 +326,8 @@ class Checker:
                 return  # Dropped as broken; its data node will hear of it.
             if other.upstream.get(flow_id, before) != before:
                 raise self.violated("I1", host, f"flow {flow_id} has two upstreams")
-            before, node_id = node_id, other.next_hop(flow_id)
+            before = node_id
+            node_id = other.next_hop(flow_id)
         raise self.violated("I1", data_host, f"flow {flow_id} does not come home")
 
     # --- I2 -----------------------------------------------------------------------------------
@@ -414,7 +426,8 @@ class Checker:
 
     def _before(self, era: int, step: SimulatedStep) -> _Committed | None:
         """Return the same iteration of the previous era, if this step repeats it exactly."""
-        iteration, base = step.iteration, self._bases.get(era)
+        iteration = step.iteration
+        base = self._bases.get(era)
         if base is None or era in self._made_up:
             return None
         last = self._iterations.get((era, iteration - 1))
@@ -435,14 +448,16 @@ class Checker:
             self._refuse("I3", host, self._commits.decided(host, message))
             self._check_loss(host, message)
         self._note_era(message.opening)
-        before, place = self._places.get((host.node_id, host.life)), place_of(host.machine)
+        before = self._places.get((host.node_id, host.life))
+        place = place_of(host.machine)
         if before is None or place is None or not place.leads:
             return  # A node that does not lead only passes on the decision of a later leader.
         if message.committed or before.term == max(self._leaders):
             self._refuse("I3", host, self._decisions.decided(host.name, before.term, message))
 
     def _note_era(self, opening: Opening) -> None:
-        origin, era = opening.origin, opening.iteration.era
+        origin = opening.origin
+        era = opening.iteration.era
         if origin is None:
             return
         self._bases[era] = opening.committed.number
@@ -450,7 +465,8 @@ class Checker:
             self._made_up.add(era)
 
     def _check_loss(self, host: SimHost, message: msg.Open) -> None:
-        iteration, era = message.closed.number, message.closed.era
+        iteration = message.closed.number
+        era = message.closed.era
         known = self._iterations.get((era, iteration))
         again = known is not None and known.again is not None
         first = self._losses.get(iteration, message.loss)
@@ -473,7 +489,8 @@ class Checker:
             return
         before = self._places.get((host.node_id, host.life), place)
         if (place.term, place.iteration) < (before.term, before.iteration):
-            was, now = f"{before.term}/{before.iteration}", f"{place.term}/{place.iteration}"
+            was = f"{before.term}/{before.iteration}"
+            now = f"{place.term}/{place.iteration}"
             raise self.violated("I4", host, f"term and iteration went back from {was} to {now}")
         self._places[host.node_id, host.life] = place
         leader = self._leaders.setdefault(place.term, host.name) if place.leads else host.name
@@ -518,7 +535,8 @@ class Checker:
             counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}))
             what = f"{host.tensors.stored_bytes} bytes stored, {bound_bytes} allowed: {counts}"
             raise self.violated("I6", host, what)
-        num, capacity = len(host.compute.held), self._capacities[host.node_id]
+        num = len(host.compute.held)
+        capacity = self._capacities[host.node_id]
         if num > capacity:
             raise self.violated("I6", host, f"{num} microbatches held, the capacity is {capacity}")
 
@@ -527,7 +545,8 @@ def wrong_parameters(
     host: SimHost, job: Job, committed: Mapping[tuple[int, int], _Committed]
 ) -> str:
     """Return whether a client has computed with other parameters than its stage has, and which."""
-    compute, place = host.compute, place_of(host.machine)
+    compute = host.compute
+    place = place_of(host.machine)
     if not compute.is_client or not isinstance(job, Forward) or place is None:
         return ""
     known = committed.get((place.iteration.era, compute.iteration))

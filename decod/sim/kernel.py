@@ -48,7 +48,8 @@ class Kernel:
         Returns:
             Whether `done()` was reached.
         """
-        queue, heappop = self._queue, heapq.heappop
+        queue = self._queue
+        heappop = heapq.heappop
         while not done():
             if not queue or queue[0][0] > until_s:
                 return False

@@ -21,7 +21,9 @@ class LateSteps:
 
     def begin(self, weights: str, pending: str = "") -> None:
         """Hold something else from now on."""
-        self.weights, self.pending, self.ahead = weights, pending, 0
+        self.weights = weights
+        self.pending = pending
+        self.ahead = 0
 
     @property
     def next_weights(self) -> str:

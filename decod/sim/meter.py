@@ -181,7 +181,8 @@ class Meter:
         """Close the tally of a host's step."""
         now = (host.num_control_sent, host.control_bytes_sent, host.num_events, host.core_s)
         totals = self._totals.setdefault(host.name, _Totals(now, now, -1))
-        totals.last, totals.num_iterations = now, totals.num_iterations + 1
+        totals.last = now
+        totals.num_iterations = totals.num_iterations + 1
         kept = {microbatch for microbatch, _ in step.counts}
         spent_s = self._spent_s.pop(host.name, {})
         tally = self._tallies[step.iteration]

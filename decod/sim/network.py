@@ -110,7 +110,8 @@ class Links:
         if not self.spread_ratio:
             return self.default
         rng = seeded(seed, "link", sender, receiver)
-        low, high = 1 - self.spread_ratio, 1 + self.spread_ratio
+        low = 1 - self.spread_ratio
+        high = 1 + self.spread_ratio
         return LinkSpec(
             self.default.latency_s * rng.uniform(low, high),
             self.default.bandwidth_bytes_per_s * rng.uniform(low, high),
@@ -194,7 +195,8 @@ class Network:
             hosts: The names of those that nobody can dial.
             between: Hosts that pass on connections. One that lives is enough.
         """
-        self._hidden, self._between = frozenset(hosts), tuple(between)
+        self._hidden = frozenset(hosts)
+        self._between = tuple(between)
 
     def slow(self, sender: str, receiver: str, *, rate: float, until_s: float) -> None:
         """Let tensors through in this direction at `rate` bytes a second until an instant."""
@@ -214,7 +216,8 @@ class Network:
             self._kernel.after(0.0, self._fail, transfer, "no such node")
             return
         pair = self._pair(transfer.sender, transfer.receiver)
-        spec, now_s = pair.spec, self._kernel.now_s
+        spec = pair.spec
+        now_s = self._kernel.now_s
         calm = now_s >= self._faults_until_s
         arrival_s = now_s + spec.latency_s + (0.0 if calm else self._drawn_delay(pair))
         arrival_s += CONTROL_MESSAGE_SIZE_BYTES / spec.bandwidth_bytes_per_s
@@ -257,7 +260,8 @@ class Network:
 
     def _share_line(self, pair: _Pair) -> None:
         """Begin to send the pair's next tensor over a line that it shares with others."""
-        transfer, start_s = pair.waiting[0], self._kernel.now_s
+        transfer = pair.waiting[0]
+        start_s = self._kernel.now_s
         assert transfer.receiver is not None
         self._lines.carry(
             self._lines.between(transfer.sender.name, transfer.receiver.name),
@@ -289,7 +293,8 @@ class Network:
 
     def _wire_s(self, transfer: InFlight, pair: _Pair, start_s: float) -> float:
         """Return how long a tensor's bytes take if they start at an instant."""
-        size_bytes, usual = transfer.size_bytes, pair.spec.bandwidth_bytes_per_s
+        size_bytes = transfer.size_bytes
+        usual = pair.spec.bandwidth_bytes_per_s
         assert transfer.receiver is not None
         rate, until_s = self._slowed.get((transfer.sender.name, transfer.receiver.name), (0.0, 0.0))
         if start_s >= until_s or rate >= usual:

@@ -26,7 +26,8 @@ class PlannedRoutes:
 
     def __init__(self, scenario: Scenario, ids: Mapping[str, NodeId]) -> None:
         assert scenario.layout is not None
-        rng, lay_out = seeded(scenario.seed, "plan"), scenario.layout.lay_out
+        rng = seeded(scenario.seed, "plan")
+        lay_out = scenario.layout.lay_out
         self._plan: Planner = lambda graph: lay_out(graph, rng)
         self._graph = true_graph(scenario, ids)
         self._known: dict[frozenset[NodeId], list[Route]] = {}

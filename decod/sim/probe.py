@@ -52,7 +52,8 @@ class Probe:
 
     def _transfer_bytes(self, trip_s: float) -> None:
         def sent(duration_s: float) -> None:
-            size_bytes, latency_s = self.effect.size_bytes, trip_s / 2
+            size_bytes = self.effect.size_bytes
+            latency_s = trip_s / 2
             rate = transfer_rate(size_bytes, duration_s=duration_s, latency_s=latency_s)
             self.ended(LinkMeasured(self.effect.to, latency_s, rate))
 

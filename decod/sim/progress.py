@@ -81,9 +81,11 @@ class ProgressCheck:
         moves = (num, num_passes) != (self._num, self._num_passes)
         loads = any(host.device.hopes for host in self._run.hosts.values())
         if moves or loads or not self._whole():
-            self._num_passes, self._stands_s = num_passes, now_s
+            self._num_passes = num_passes
+            self._stands_s = now_s
         if num != self._num:
-            self._num, self._since_s = num, now_s
+            self._num = num
+            self._since_s = now_s
         if (leader := self._run.acting) is not None and leader.frozen:
             self._frozen_s = now_s
         if self._calm_s is None:

@@ -198,7 +198,8 @@ class Cut:
                 fix="write HOST,HOST|HOST,HOST@SECONDS+DURATION, with > for | to cut one way only,"
                 " and =BYTES_PER_S at the end if tensors travel slowly",
             )
-        here, there = tuple(match[1].split(",")), tuple(match[3].split(","))
+        here = tuple(match[1].split(","))
+        there = tuple(match[3].split(","))
         rate = float(match[6]) if match[6] else 0.0
         return Cut(here, there, float(match[4]), float(match[5]), match[2] == "|", rate)
 
@@ -385,7 +386,8 @@ class Scenario:
 
     def _unspoken(self, part: str, default: "Scenario") -> object:
         """Return a part with the defaults of all fields that options say."""
-        value, usual = getattr(self, part), getattr(default, part)
+        value = getattr(self, part)
+        usual = getattr(default, part)
         spoken = {name: getattr(usual, name) for owner, name in PART_OPTIONS if owner == part}
         return replace(value, **spoken) if spoken else value
 

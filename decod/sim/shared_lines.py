@@ -63,7 +63,8 @@ class SharedLines:
 
     def between(self, sender: str, receiver: str) -> tuple[_Line, ...]:
         """Return the lines that a tensor takes. Empty: it uses no shared line."""
-        here, there = self._lines.get(sender), self._lines.get(receiver)
+        here = self._lines.get(sender)
+        there = self._lines.get(receiver)
         if here is there:
             return ()
         up = () if here is None else here[:1]
@@ -111,7 +112,8 @@ class SharedLines:
             rate = min(load.rate_max_bytes_per_s, *shares)
             if rate != load.rate_bytes_per_s:
                 load.left_bytes -= load.rate_bytes_per_s * (now_s - load.since_s)
-                load.rate_bytes_per_s, load.since_s = rate, now_s
+                load.rate_bytes_per_s = rate
+                load.since_s = now_s
                 load.num_plans += 1
                 left_s = max(load.left_bytes, 0.0) / rate
                 self._kernel.after(left_s, self._through, load, load.num_plans)

@@ -20,8 +20,8 @@ from typing import TypeVar
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
+from decod.protocol.core.job_codec import methods_of, runs
 from decod.protocol.core.jobs import AverageKind, Job, JobResult
-from decod.protocol.core.running import methods_of, runs
 from decod.sim.audited_work import SimulatedWitness
 from decod.sim.averages import (
     Counts,
@@ -115,12 +115,14 @@ class StageModel:
         delay: int = 0,
     ) -> None:
         self._seed = seed
-        self._delay, self.is_client = delay, False
+        self._delay = delay
+        self.is_client = False
         """The host holds parameters only."""
         self._late = LateSteps()
         self._num_stages = num_stages
         self._clips = clips
-        self._steps_locally, self._source = steps_locally, next(_SOURCES)
+        self._steps_locally = steps_locally
+        self._source = next(_SOURCES)
         self.stage_index = -1
         self.iteration = self.anchor = 0
         """The last committed iteration, and the last with an average."""
@@ -385,7 +387,8 @@ class StageModel:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
         _check_next(job, self.iteration, steps_locally=self._steps_locally)
         _check_norm(job, self._num_stages, clips=self._clips)
-        ahead, own = inputs[: job.num_ahead], inputs[job.num_ahead :]
+        ahead = inputs[: job.num_ahead]
+        own = inputs[job.num_ahead :]
         contributed = self._contribution(job.spec.fragment)
         travelled = parts_of(job, ahead, job.ahead_spec, None) if ahead else []
         check_missed(job, travelled, self.sending, self._source)
@@ -411,7 +414,8 @@ class StageModel:
             parameter_hash = self.parameter_hash
         weights = pending = ""
         if self._delay:
-            weights, pending = self._late.next_weights, _sha256(f"{text}{norm}{rot}")
+            weights = self._late.next_weights
+            pending = _sha256(f"{text}{norm}{rot}")
             parameter_hash = _sha256(f"{weights} {pending}")
         step = (job.iteration, counts, job.weights_total, parameter_hash)
         self.proposed = SimulatedStep(*step, weights, pending)
@@ -434,7 +438,8 @@ class StageModel:
         if self.proposed is not None or not self._steps_locally:
             raise MisuseError(f"{job} when {self.proposed} is proposed")
         _check_next(job, self.iteration, steps_locally=self._steps_locally)
-        counts, parameter_hash = canonical(self.sums), self.parameter_hash
+        counts = canonical(self.sums)
+        parameter_hash = self.parameter_hash
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
         return JobOutcome(jobs.Proposed(parameter_hash))
 
@@ -456,7 +461,8 @@ class StageModel:
     @runs(jobs.CommitStep)
     def _commit(self, job: jobs.CommitStep, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        step, iteration = self.proposed, job.iteration
+        step = self.proposed
+        iteration = job.iteration
         if step is None or step.iteration != iteration:
             raise MisuseError(f"commit of {iteration} when what is proposed is {step}")
         if step.weights_total < 0:

@@ -44,7 +44,8 @@ class DataChecker:
             num_unknown: Microbatches of the batch that only lost nodes knew of.
         """
         if era > self._era:
-            base, self._era = self._bases.get(era, 0), era
+            base = self._bases.get(era, 0)
+            self._era = era
             self._used = {m: used for m, used in self._used.items() if used <= base}
             self._unknown = {at: num for at, num in self._unknown.items() if at <= base}
         elif era < self._era:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from decod.ids import JobId, TensorId
 from decod.planner.deciding import decide
+from decod.protocol.core.durations import Patience
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job, Measure, Measured
-from decod.protocol.core.patience import Patience
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.averages import MisuseError
 from decod.sim.kernel import Kernel
@@ -50,10 +50,14 @@ class Device:
         protocol: ProtocolConfig,
         rng: random.Random,
     ) -> None:
-        self._host, self._kernel, self._observer = host, kernel, observer
-        self._protocol, self._rng = protocol, rng
+        self._host = host
+        self._kernel = kernel
+        self._observer = observer
+        self._protocol = protocol
+        self._rng = rng
         self._jobs: deque[_QueuedJob] = deque()
-        self._patience, self._hung = Patience(protocol), False
+        self._patience = Patience(protocol)
+        self._hung = False
         self.sleeps = True
         """Whether it stands still when its host's node does."""
         self._life = 0
@@ -141,10 +145,12 @@ class Device:
         """Forget all jobs, because the host went down."""
         self._life += 1
         self._jobs.clear()
-        self._patience, self._hung = Patience(self._protocol), False
+        self._patience = Patience(self._protocol)
+        self._hung = False
 
     def _run_next(self) -> None:
-        job, profile = self._jobs[0].job, self._host.profile
+        job = self._jobs[0].job
+        profile = self._host.profile
         self._patience.begin(self._host.clock.now_s, job.name.lower())
         if self._hung:
             return

@@ -20,7 +20,7 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event, Fault
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Bans, Message, Open
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.audited_work import proven, with_digest
 from decod.sim.averages import MisuseError
@@ -170,7 +170,8 @@ class SimHost:
         self.device = Device(self, world.kernel, world.observer, world.protocol, rng)
         self._timer_s: float | None = None
         """World time of the planned timer."""
-        self._frozen_clock_s, self._num_freezes = 0.0, 0
+        self._frozen_clock_s = 0.0
+        self._num_freezes = 0
         """The clock's time at the last freeze, and the number of freezes."""
         self._spins = _Spins()
         self._backlog: list[Callable[[], None]] = []
@@ -229,7 +230,8 @@ class SimHost:
         """Bring the host up with a machine."""
         self._machine = machine
         self._life += 1
-        self.reachable, self.stop = True, None
+        self.reachable = True
+        self.stop = None
         self._act(None)
         life = self._life
         self.disk.search(self.profile.num_bytes, lambda: life == self._life, self.deliver)
@@ -246,7 +248,8 @@ class SimHost:
 
     def freeze(self, duration_s: float, *, device: bool = True) -> None:
         """Stall the host, with or without its device: all is late, and nothing lost."""
-        self.device.sleeps, now_s = device, self._world.kernel.now_s
+        self.device.sleeps = device
+        now_s = self._world.kernel.now_s
         if not self.frozen:
             self.trace("host.frozen", duration_s=duration_s)
             self._frozen_clock_s = self.clock.now_s
@@ -293,7 +296,8 @@ class SimHost:
         if self._num_freezes % 2:
             # After every other freeze, timers expire before the events that arrived meanwhile.
             self._expire()
-        backlog, self._backlog = self._backlog, []
+        backlog = self._backlog
+        self._backlog = []
         for callback in backlog:
             if self.reachable:
                 callback()
@@ -301,7 +305,8 @@ class SimHost:
             self._arm()
 
     def _down(self, *, refuses: bool) -> None:
-        self.reachable, self.refuses = False, refuses
+        self.reachable = False
+        self.refuses = refuses
         self._life += 1
         self.states.down(refuses=refuses)
         self.device.down()
@@ -316,7 +321,8 @@ class SimHost:
         self.num_events += 1
         if self._on_event and self.num_events in self._on_event:
             self._on_event.pop(self.num_events)()
-        machine, stopwatch = self._machine, world.stopwatch
+        machine = self._machine
+        stopwatch = world.stopwatch
         assert machine is not None
         begin_s = stopwatch()
         try:
@@ -360,7 +366,8 @@ class SimHost:
         if not self.reachable:
             return
         assert self._machine is not None
-        deadline_s, timer_s = self._machine.deadline_s, self._timer_s
+        deadline_s = self._machine.deadline_s
+        timer_s = self._timer_s
         if deadline_s is None:
             return
         instant_s = self.clock.instant_of(deadline_s)
@@ -399,9 +406,12 @@ class SimHost:
         if effect.way is not None and effect.way.origin != self.node_id:
             self.bytes_passed_on += size_bytes
         self.control_by_kind[type(effect.message)] += 1
-        world, to, message = self._world, effect.to, effect.message
+        world = self._world
+        to = effect.to
+        message = effect.message
         self._says(effect)
-        receiver, said = world.hosts.get(to), self._said(message, effect.way)
+        receiver = world.hosts.get(to)
+        said = self._said(message, effect.way)
         world.network.send_control(
             InFlight(
                 sender=self,
@@ -474,7 +484,8 @@ class SimHost:
         if life == self._life:
             self.tensors.end_send(effect.tensor)
             kept = effect.tensor if effect.tensor in self.tensors else None
-            to, message = effect.to, effect.message
+            to = effect.to
+            message = effect.message
             self.deliver(ev.SendFailed(to, message, reason, kept, effect.way, fault))
 
     def _free(self, effect: fx.FreeTensor) -> None:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from decod.ids import AveragingId, JobId, NodeId, TensorId
 from decod.protocol.collaboration import loop as lp
+from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.collaboration.peer import PeerMachine
-from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -106,9 +106,15 @@ class SimPeer:
         rng: random.Random,
         height: Height,
     ) -> None:
-        self.name, self.spec, self.config, self._world, self._rng = name, spec, config, world, rng
+        self.name = name
+        self.spec = spec
+        self.config = config
+        self._world = world
+        self._rng = rng
         self.node_id = NodeId(name)
-        self.reachable, self.refuses, self.frozen_until_s = True, True, 0.0
+        self.reachable = True
+        self.refuses = True
+        self.frozen_until_s = 0.0
         self.machine = PeerMachine(
             self.node_id, f"{name}:1", height, config, has_state=spec.has_state
         )
@@ -148,7 +154,8 @@ class SimPeer:
 
     def kill(self, *, vanish: bool) -> None:
         """End the host. If it vanishes, nobody refuses connections."""
-        self.reachable, self.refuses = False, not vanish
+        self.reachable = False
+        self.refuses = not vanish
 
     def leave(self) -> None:
         """End the loop well."""
@@ -204,7 +211,8 @@ class SimPeer:
         self._apply_all()
         if waits and self._at_boundary:
             if self._waits_since is None:
-                self._waits_since, self._begun_s = self._now_s, None
+                self._waits_since = self._now_s
+                self._begun_s = None
                 self._wait_number += 1
                 limit_s = self.config.averaging_timeout_s
                 self._world.kernel.after(limit_s, self._give_up_waiting, self._wait_number)
@@ -228,8 +236,10 @@ class SimPeer:
     def _apply_all(self) -> None:
         """Apply what has come, at the end of a step."""
         if self._alone is not None:
-            number, self._alone = self._alone, None
-            pieces, self._outstanding = tuple(self._outstanding), []
+            number = self._alone
+            self._alone = None
+            pieces = tuple(self._outstanding)
+            self._outstanding = []
             before = self.machine.past.height
             self.post(lp.LoopApplied(number))
             self.height = self.machine.past.height
@@ -294,7 +304,8 @@ class SimPeer:
     def _contribute(self, request: int) -> None:
         if not self.reachable:
             return
-        pieces, self._outstanding = tuple(self._outstanding), []
+        pieces = tuple(self._outstanding)
+        self._outstanding = []
         num = sum(piece.num_samples for piece in pieces)
         tensor = self._keep(_Value(pieces, self.spec.model_bytes)) if num else None
         self.post(lp.LoopContributed(request, num, self.height.round, tensor))
@@ -363,7 +374,8 @@ class SimPeer:
         self.post(ev.Received(sender, message))
 
     def _send_tensor(self, to: NodeId, message: Message, tensor: TensorId) -> None:
-        receiver, value = self._world.peers.get(to), self._values[tensor]
+        receiver = self._world.peers.get(to)
+        value = self._values[tensor]
 
         def delivered() -> None:
             assert receiver is not None
@@ -401,7 +413,8 @@ class SimPeer:
         self._watch(donor, fetch)
 
     def _give_copy(self, request: int) -> None:
-        asker, height = self._copies.pop(request), self.height
+        asker = self._copies.pop(request)
+        height = self.height
         self.num_copies += 1
 
         def delivered() -> None:
@@ -426,7 +439,8 @@ class SimPeer:
         self._world.kernel.after(0.05, self._copies.pop(request)._ask_donor)
 
     def _load(self, height: Height) -> None:
-        fetch, self._fetch = self._fetch, None
+        fetch = self._fetch
+        self._fetch = None
         if fetch is None or not self.reachable:
             return
         if height != fetch.asked.height:
@@ -462,7 +476,7 @@ class Heights:
 
     def of(self, before: Height, pieces: Pieces) -> Height:
         """Return the state after an average."""
-        from decod.protocol.collaboration.heights import after
+        from decod.protocol.collaboration.loading import after
 
         key = before, pieces
         if key not in self._after:

@@ -241,7 +241,8 @@ class Simulation:
 
         Only described hosts have a known stage.
         """
-        leader, num_hosts = self.acting, Counter[int]()
+        leader = self.acting
+        num_hosts = Counter[int]()
         if (
             leader is not None
             and not self._injection.num_coming
@@ -258,7 +259,8 @@ class Simulation:
         for described in self.scenario.hosts:
             num_hosts[described.stage_index] += self.hosts[described.name].reachable
         for stage in range(self.scenario.stages.num_relay_stages + 1):
-            wanted, num = members_wanted(leader.machine, data=stage == 0), num_hosts[stage]
+            wanted = members_wanted(leader.machine, data=stage == 0)
+            num = num_hosts[stage]
             if num < wanted and leader is self.leader and leader.life > 1:
                 raise self._leader_lost()
             if num < wanted and num > 0:
@@ -286,7 +288,8 @@ class Simulation:
 
     def _host(self, name: str, node_id: NodeId) -> SimHost:
         scenario = self.scenario
-        spread, described = scenario.speed_spread_ratio, scenario.described(name)
+        spread = scenario.speed_spread_ratio
+        described = scenario.described(name)
         drawn = seeded(scenario.seed, "speed", name).uniform(1 - spread, 1 + spread)
         host = SimHost(
             name,
@@ -303,7 +306,8 @@ class Simulation:
         return host
 
     def _compute(self, name: str) -> StageModel:
-        scenario, run = self.scenario, self.scenario.run
+        scenario = self.scenario
+        run = self.scenario.run
         model = StageModel(
             seed=scenario.seed,
             num_stages=run.stages.num_relay_stages + 1,
@@ -322,7 +326,8 @@ class Simulation:
         return host.disk.bans
 
     def _machine(self, host: SimHost) -> Machine:
-        scenario, described = self.scenario, self.scenario.described(host.name)
+        scenario = self.scenario
+        described = self.scenario.described(host.name)
         leader = self.leader if self.leader.life <= 1 else self.acting or self.leader
         founding = Founding(
             name=host.name,

@@ -14,8 +14,10 @@ from decod.protocol.core.messages import Message
 from decod.wire import codec
 from decod.wire.message_schema import BODIES, Part, Struct
 
-_RUN, _SENDER = RunId("a" * 26), NodeId("a" * 52)
-_TERM, _SEQUENCE = 1, 1000
+_RUN = RunId("a" * 26)
+_SENDER = NodeId("a" * 52)
+_TERM = 1
+_SEQUENCE = 1000
 
 _Count = Callable[[Any], Iterator[int]]
 """Yields the numbers of entries of a value's repeated and optional fields, at any depth."""

@@ -52,7 +52,8 @@ class _Fetch:
 
     def take(self) -> bool:
         """End the request. Return whether it was still open and its asker lives."""
-        first, self.ended = not self.ended, True
+        first = not self.ended
+        self.ended = True
         return first and self.life == self.asker.life
 
     def succeed(self, content: Content) -> None:
@@ -99,9 +100,11 @@ class States:
 
     def keep(self, effect: fx.KeepState) -> None:
         """Write a copy of the host's own state. The tensor is held until the end."""
-        host, life = self._host, self._host.life
+        host = self._host
+        life = self._host.life
         stored = host.tensors.usable(effect.tensor, effect)
-        stored.freed, stored.num_sends = True, stored.num_sends + 1
+        stored.freed = True
+        stored.num_sends = stored.num_sends + 1
         blob = stored.content
         if not isinstance(blob, SimulatedState) or blob.parameter_hash != effect.parameter_hash:
             raise MisuseError(f"{effect} of {blob}")
@@ -138,7 +141,8 @@ class States:
 
     def read_kept(self, effect: fx.ReadKept) -> None:
         """Read the states that the machine asks for in full, and report altered ones."""
-        host, num_bytes = self._host, 0
+        host = self._host
+        num_bytes = 0
         for state in effect.states:
             blob = self._on_disk((state.stage_index, state.iteration))
             num_bytes += host.profile.num_bytes(blob) if blob is not None else 0
@@ -161,7 +165,8 @@ class States:
 
     def arrived(self, wanted: fx.FetchState | fx.MirrorState, blob: SimulatedState) -> None:
         """Take in a state that is here in full."""
-        host, life = self._host, self._host.life
+        host = self._host
+        life = self._host.life
         if isinstance(wanted, fx.FetchState):
             tensor = host.tensors.add(blob)
             manifest = manifest_of(blob)
@@ -211,7 +216,8 @@ class States:
 
     def _read(self, fetch: _Fetch) -> None:
         """Take a state from this host's own disk, which involves no link."""
-        host, wanted = self._host, fetch.wanted
+        host = self._host
+        wanted = fetch.wanted
         blob = self._on_disk((wanted.stage_index, wanted.iteration))
         if blob is None:
             self._kernel.after(0.0, fetch.fail, "it is not on the disk")
@@ -225,7 +231,8 @@ class States:
         request_id = self._next_request
         self._next_request += 1
         self._asked[request_id] = fetch
-        stage, iteration = fetch.wanted.stage_index, fetch.wanted.iteration
+        stage = fetch.wanted.stage_index
+        iteration = fetch.wanted.iteration
         wanted = fetch.wanted
         whole = wanted.with_optimizer if isinstance(wanted, fx.FetchState) else True
         self._host.deliver(ev.StateRequested(request_id, stage, iteration, with_optimizer=whole))
@@ -233,7 +240,8 @@ class States:
     def serve(self, effect: fx.ServeState) -> None:
         """Send a copy to every asker. The host holds the state until all have it."""
         stored = self._host.tensors.usable(effect.tensor, effect)
-        stored.freed, stored.num_sends = True, stored.num_sends + len(effect.request_ids)
+        stored.freed = True
+        stored.num_sends = stored.num_sends + len(effect.request_ids)
         for request_id in effect.request_ids:
             fetch = self._asked_for(request_id)
             ended = partial(self._served, self._host.life, request_id, effect.tensor)

@@ -23,7 +23,8 @@ _LARGE_RATIO = 0.2
 """Share of runs with up to 12 nodes. Most bugs need few nodes and much bad luck, and small runs
 give more of that in the same time."""
 
-_STORM_RATIO, _STORM_RATIO_LARGE = 0.12, 0.4
+_STORM_RATIO = 0.12
+_STORM_RATIO_LARGE = 0.4
 """Share of runs with a fault every second, among small and large runs. Small runs rarely survive
 that: they lose too many hosts at once and then rightly wait, which tests little."""
 
@@ -236,7 +237,8 @@ def _faults(
 ) -> tuple[HostFault, ...]:
     names = scenario.host_names
     num_data = scenario.batch.num_data_nodes
-    data, relays = names[:num_data], names[num_data:]
+    data = names[:num_data]
+    relays = names[num_data:]
     spared = {rng.choice(data), *rng.sample(relays, -(-2 * len(relays) // 3))}
     if num_data == 1:
         names = relays + data * (rng.random() < 0.2)
@@ -254,7 +256,8 @@ def _faults(
                 stalls = (FaultKind.STALL,) if host in relays else ()
                 kinds = (FaultKind.FREEZE, FaultKind.DOZE, *stalls)
                 duration_s = _SUSPENDED_MAX_S ** rng.random()
-        at_s, kind = round(rng.uniform(BEGIN_S, calm_s), 3), rng.choice(kinds)
+        at_s = round(rng.uniform(BEGIN_S, calm_s), 3)
+        kind = rng.choice(kinds)
         # For the same reason, the device of the data node that is spared never stalls.
         if kind is not FaultKind.STALL or host not in data or host not in spared:
             faults.append(HostFault(kind, host, at_s=at_s, duration_s=round(duration_s, 3)))
@@ -271,15 +274,19 @@ def _cuts(rng: random.Random, scenario: Scenario, *, calm_s: float) -> tuple[Cut
         duration_s = round(rng.uniform(0.5, _DURATION_MAX_S), 3)
         match rng.choice(("pair", "pair", "host", "halves", "bridge")):
             case "pair":
-                here, there = names[:1], names[1:2]
+                here = names[:1]
+                there = names[1:2]
             case "host":
-                here, there = names[:1], names[1:]
+                here = names[:1]
+                there = names[1:]
             case "halves":
                 middle = len(names) // 2
-                here, there = names[:middle], names[middle:]
+                here = names[:middle]
+                there = names[middle:]
             case _:
                 middle = (len(names) - 1) // 2
-                here, there = names[:middle], names[middle:-1]
+                here = names[:middle]
+                there = names[middle:-1]
         if here and there:
             both_ways = rng.random() < 0.6
             cuts.append(Cut(tuple(here), tuple(there), at_s, duration_s, both_ways))

@@ -12,12 +12,12 @@ from typing import get_args
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core import messages as msg
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages import gwtf_messages as gwtf
-from decod.protocol.core.messages import negotiation_messages as routing
+from decod.protocol.core.messages import routing_messages as gwtf
+from decod.protocol.core.messages import routing_messages as routing
 from decod.protocol.core.messages.audit_messages import OfOpinion
-from decod.protocol.core.messages.election_messages import ElectionMessage
-from decod.protocol.core.messages.forwarding_messages import Passed
-from decod.protocol.core.messages.replay_messages import Follow, Followed
+from decod.protocol.core.messages.decision_messages import ElectionMessage
+from decod.protocol.core.messages.membership_messages import Follow, Followed
+from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.core.residual import MAX_STEPS
 from decod.protocol.core.view import View
 from decod.protocol.leadership.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX
@@ -85,7 +85,8 @@ _EVENT_S = 2e-3
 _ITERATION_S = 0.1
 
 
-_TOLD_OF_MICROBATCH, _TOLD_OF_PARTS = 3, 8
+_TOLD_OF_MICROBATCH = 3
+_TOLD_OF_PARTS = 8
 """Messages about an audit: two tensors of each microbatch and what came of it; and on parts of the
 average, to each auditor, and the result. The word that begins or closes it goes down the tree."""
 
@@ -144,7 +145,8 @@ class Traffic:
 
     def __init__(self, config: ProtocolConfig, *, capacity_max: int, batch: int) -> None:
         self._config = config
-        self._capacity_max, self._batch = capacity_max, batch
+        self._capacity_max = capacity_max
+        self._batch = batch
         self.nodes: dict[str, NodeCounts] = {}
 
     def sent(self, host: SimHost, to: NodeId, message: Message) -> None:
@@ -192,7 +194,8 @@ class Traffic:
         """Take in that a node has committed an iteration. Return what is too much, or nothing."""
         counts = self._counts(host)
         view = view_of(host.machine) if host.reachable else counts.view
-        before, now = counts.at_commit, _totals_of(host, now_s)
+        before = counts.at_commit
+        now = _totals_of(host, now_s)
         num_views = 1
         changed = counts.num_changed
         if view is not None and counts.view is not None:
@@ -210,7 +213,9 @@ class Traffic:
         bound = self.bound(host, spent, num_views=num_views)
         bytes_bound = self.bytes_bound(host, spent, counts, changed)
         counts.control_per_iteration.append(spent.control)
-        counts.at_commit, counts.view, counts.life = now, view, host.life
+        counts.at_commit = now
+        counts.view = view
+        counts.life = host.life
         counts.num_beside = counts.bytes_beside = counts.num_kept = counts.num_byways = 0
         counts.num_long = counts.num_words = counts.num_awaited = 0
         of_an_audit = max(counts.audits.values(), default=0)
@@ -243,7 +248,8 @@ class Traffic:
         - One or two acknowledgements per pass of a microbatch.
         - With each further view, new link reports, new walks and new paths of microbatches.
         """
-        config, duration_s = self._config, spent.at_s
+        config = self._config
+        duration_s = spent.at_s
         table = flow_table(host.machine) if host.reachable else None
         num_peers = 2 * config.max_peers_per_stage if table is None else table.num_peers
         beats = config.num_watchers * (duration_s / config.heartbeat_interval_s + 2)

@@ -1,11 +1,11 @@
-"""Makes sketches of tensors (`decod.protocol.core.sketch`)."""
+"""Makes sketches of tensors (`decod.protocol.core.fingerprints`)."""
 
 import math
 
 import torch
 from torch import Tensor
 
-from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
+from decod.protocol.core.fingerprints import ERROR_MAX, NUM_SUMS, Sketch
 
 _CHUNK, _CHUNK_CUDA = 1 << 16, 1 << 22
 """Elements to sign at a time: on a CPU their signs fit into a cache, and on CUDA they fill the
@@ -20,7 +20,7 @@ _MIXERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)
 
 def error_between(told: Tensor, true: Tensor) -> float:
     """Return how far two tensors of the same shape are from each other; see
-    `decod.protocol.core.sketch.error_of`."""
+    `decod.protocol.core.fingerprints.error_of`."""
     told, true = (each.detach().double() for each in (told, true))
     length = max(float(told.norm()), float(true.norm()))
     away = float((told - true).norm())

@@ -116,7 +116,8 @@ class _Maker:
             for part in self._struct.parts
             if part.allowed is not None and part.allowed.cut and self._is_single(part)
         ]
-        free, verify = self._free, self._struct.verify
+        free = self._free
+        verify = self._struct.verify
         others = [(part.name, self._writer_of(part)) for part in self._others]
 
         def write(target: Any, value: Any) -> None:
@@ -142,11 +143,13 @@ class _Maker:
         return write
 
     def _writer_of(self, part: Part) -> Write:
-        name, is_optional = part.name, part.optional
+        name = part.name
+        is_optional = part.optional
         if part.repeated:
             return self._writer_of_entries(part)
         if part.struct is not None:
-            fill, form = self._carriers[name].write, part.form
+            fill = self._carriers[name].write
+            form = part.form
 
             def write(target: Any, value: Any) -> None:
                 if value is None and is_optional:
@@ -169,7 +172,8 @@ class _Maker:
         return write_if_there
 
     def _writer_of_entries(self, part: Part) -> Write:
-        name, check = part.name, _check_of_entries(part)
+        name = part.name
+        check = _check_of_entries(part)
         if part.struct is None:
             return lambda target, values: getattr(target, name).extend(check(values))
         fill = self._carriers[name].write
@@ -193,9 +197,12 @@ class _Maker:
     # --- reading ------------------------------------------------------------------------------
 
     def reader(self) -> Read:
-        bounded, limited, free = self._bounded, self._limited, self._free
+        bounded = self._bounded
+        limited = self._limited
+        free = self._free
         others = [(part.name, self._reader_of(part)) for part in self._others]
-        cls, verify = self._struct.cls, self._struct.verify
+        cls = self._struct.cls
+        verify = self._struct.verify
 
         def read(source: Any) -> Any:
             values = {}
@@ -238,7 +245,9 @@ class _Maker:
         return read
 
     def _reader_of_struct(self, part: Part) -> Read:
-        name, is_optional, form = part.name, part.optional, part.form
+        name = part.name
+        is_optional = part.optional
+        form = part.form
         take = self._carriers[name].read
 
         def read(source: Any) -> Any:
@@ -252,11 +261,14 @@ class _Maker:
         return read
 
     def _reader_of_entries(self, part: Part) -> Read:
-        name, check = part.name, _check_of_entries(part)
+        name = part.name
+        check = _check_of_entries(part)
         if part.struct is None:
             return lambda source: tuple(check(getattr(source, name)))
-        take, is_plain = self._carriers[name].read, part.is_plain
-        measure, unique = _measure_of(part), _unique_of(part)
+        take = self._carriers[name].read
+        is_plain = part.is_plain
+        measure = _measure_of(part)
+        unique = _unique_of(part)
 
         def read(source: Any) -> tuple[Any, ...]:
             entries = getattr(source, name)
@@ -278,7 +290,9 @@ def _member(name: str, members: dict[int, Any], source: Proto) -> Any:
 
 def _check_of_entries(part: Part) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """Return what checks the entries of a field, and returns them."""
-    name, measure, unique = part.name, _measure_of(part), _unique_of(part)
+    name = part.name
+    measure = _measure_of(part)
+    unique = _unique_of(part)
     allowed = part.allowed
 
     def check(values: Sequence[Any]) -> Sequence[Any]:
@@ -297,7 +311,9 @@ def _check_of_entries(part: Part) -> Callable[[Sequence[Any]], Sequence[Any]]:
 
 def _measure_of(part: Part) -> Callable[[Sequence[Any]], None]:
     """Return what checks how many entries a field has."""
-    name, low, high = part.name, part.num_min, part.num_max
+    name = part.name
+    low = part.num_min
+    high = part.num_max
 
     def measure(values: Sequence[Any]) -> None:
         num = len(values)
@@ -309,7 +325,8 @@ def _measure_of(part: Part) -> Callable[[Sequence[Any]], None]:
 
 def _unique_of(part: Part) -> Callable[[Collection[Any]], None] | None:
     """Return what checks that no entry comes twice."""
-    name, by = part.name, part.unique
+    name = part.name
+    by = part.unique
     if by is None:
         return None
     if not by:

@@ -22,7 +22,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.limits import SEAL_SIZE_MAX_BYTES
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.wire import validate
 from decod.wire.carriers import Carrier, carrier_of
 from decod.wire.message_schema import BODIES
@@ -34,7 +34,8 @@ NOBODY = NodeId("")
 
 
 def _carriers() -> Mapping[str, Carrier]:
-    fields, known = pb.Envelope.DESCRIPTOR.fields_by_name, dict[type, Carrier]()
+    fields = pb.Envelope.DESCRIPTOR.fields_by_name
+    known = dict[type, Carrier]()
     return {
         name: carrier_of(struct, fields[name].message_type, known)
         for name, struct in BODIES.items()
@@ -80,7 +81,9 @@ def encode(
     name = _BODY_NAMES[type(message)]
     envelope = pb.Envelope(run_id=run_id, sender_id=sender, term=term, sequence=sequence)
     if way is not None:
-        envelope.term, envelope.ticket, envelope.proof = way.term, way.ticket, way.proof
+        envelope.term = way.term
+        envelope.ticket = way.ticket
+        envelope.proof = way.proof
         if way.origin == sender:
             envelope.goal_id = way.goal
         else:
@@ -94,7 +97,8 @@ def encode(
 
 def content_of(message: m.Message) -> bytes:
     """Return the bytes that stand for a message wherever it comes from: equal for equal ones."""
-    envelope, name = pb.Envelope(), _BODY_NAMES[type(message)]
+    envelope = pb.Envelope()
+    name = _BODY_NAMES[type(message)]
     _fill(envelope, name, message)
     return envelope.SerializeToString(deterministic=True)
 

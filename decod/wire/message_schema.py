@@ -99,7 +99,8 @@ def _part(cls: type, name: str, hint: Any) -> Part:
 
 def _extent(where: str, notes: dict[type, Any], hint: Any) -> dict[str, Any]:
     """Return how many entries a tuple has, and which come once."""
-    at_least, at_most = notes.pop(AtLeast, None), notes.pop(AtMost, None)
+    at_least = notes.pop(AtLeast, None)
+    at_most = notes.pop(AtMost, None)
     unique: Unique | None = notes.pop(Unique, None)
     if notes:
         raise TypeError(f"{where} has {', '.join(each.__name__ for each in notes)} for nothing")
@@ -109,13 +110,15 @@ def _extent(where: str, notes: dict[type, Any], hint: Any) -> dict[str, Any]:
     elif at_most is None:
         raise TypeError(f"{where} is a tuple without AtMost")
     else:
-        low, high = 0 if at_least is None else at_least.num, at_most.num
+        low = 0 if at_least is None else at_least.num
+        high = at_most.num
     return {"num_min": low, "num_max": high, "unique": None if unique is None else unique.by}
 
 
 def _opened(hint: Any) -> tuple[dict[type, Any], Any, bool]:
     """Return the notes of an annotation by their types, the bare type, and if it may be None."""
-    notes, optional = dict[type, Any](), False
+    notes = dict[type, Any]()
+    optional = False
     while True:
         origin = get_origin(hint)
         if origin is Annotated:
@@ -145,7 +148,8 @@ BODIES: Mapping[str, Struct] = {snake_case(cls.__name__): struct_of(cls) for cls
 
 def structs() -> Iterator[Struct]:
     """Yield everything that travels in an envelope, each after the messages that name it."""
-    seen, waiting = set[type](), list(BODIES.values())
+    seen = set[type]()
+    waiting = list(BODIES.values())
     for struct in waiting:
         if struct.cls not in seen:
             seen.add(struct.cls)

@@ -47,7 +47,8 @@ def _cut(batch: bytes, num_max: int) -> Iterator[bytes]:
         if batch[position] != _ENVELOPE_TAG:
             raise validate.malformed("tag", batch[position], allowed="that of an envelope")
         size, begin = read_varint(batch, position + 1)
-        position, num = begin + size, num + 1
+        position = begin + size
+        num = num + 1
         if position > len(batch):
             raise validate.malformed("envelope", "cut short", allowed="whole")
         if num > num_max:

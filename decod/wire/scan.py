@@ -22,7 +22,10 @@ from decod.wire.varint import read_varint
 _UNKNOWN_MAX = 16
 """Most unknown fields in one message. A later version may add fields."""
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_VARINT = 0
+_FIXED64 = 1
+_LENGTH = 2
+_FIXED32 = 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _CONTINUED = bytes(range(0x80, 0x100))
 """The bytes of a varint that another one follows: their high bit is set."""
@@ -122,7 +125,9 @@ class _Scan:
         self._num_entries = 0
 
     def walk(self, shape: Shape, position: int, end: int) -> int:
-        data, kinds, counts = self._data, shape.kinds, dict[str, int]()
+        data = self._data
+        kinds = shape.kinds
+        counts = dict[str, int]()
         while position < end:
             tag, position = read_varint(data, position)
             kind = kinds.get(tag) or _UNKNOWN.get(tag & 7)

@@ -13,9 +13,8 @@ from typing_extensions import override
 
 from decod.errors import TrainingError
 from decod.protocol.core import jobs
-from decod.protocol.core.daemon_jobs import Configure, Configured, SetThreads
-from decod.protocol.core.jobs import AverageKind
-from decod.protocol.core.running import runs
+from decod.protocol.core.job_codec import runs
+from decod.protocol.core.jobs import AverageKind, Configure, Configured, SetThreads
 from decod.train.checkpoint.description import description_text, entry_json, parse_description
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from decod.data.block import Block
 from decod.protocol.core import jobs
-from decod.protocol.core.daemon_jobs import GiveBlock, SetRecompute, SetThreads, SpreadStage
-from decod.protocol.core.running import runs
+from decod.protocol.core.job_codec import runs
+from decod.protocol.core.jobs import GiveBlock, SetRecompute, SetThreads, SpreadStage
 from decod.train.measure import Measurable, measure, synchronize
 from decod.train.passes import Passes
 from decod.train.rows import joined

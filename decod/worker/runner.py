@@ -9,10 +9,8 @@ from time import perf_counter
 from typing import Any
 
 from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError
-from decod.protocol.core.daemon_jobs import DoNothing
-from decod.protocol.core.job_codec import fields_of, kind_of
-from decod.protocol.core.jobs import BaseJob, Nothing
-from decod.protocol.core.running import methods_of, runs
+from decod.protocol.core.job_codec import fields_of, kind_of, methods_of, runs
+from decod.protocol.core.jobs import BaseJob, DoNothing, Nothing
 from decod.stopwatch import Purpose, Stopwatch
 from decod.train.copies import Departure
 from decod.worker.arena_view import Arena

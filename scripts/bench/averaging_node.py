@@ -43,10 +43,9 @@ from decod.net.server import PeerServer
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core import events as ev
 from decod.protocol.core.context import Context
-from decod.protocol.core.daemon_jobs import Configure
-from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, SendTensor
-from decod.protocol.core.jobs import Build, Job, Propose
+from decod.protocol.core.fingerprints import digest_of
+from decod.protocol.core.jobs import Build, Configure, Job, Propose
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 from decod.protocol.core.view import Member, Role, View

@@ -36,7 +36,7 @@ from decod.model.hf import config_to_hf
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
-from decod.protocol.core.daemon_jobs import Configure
+from decod.protocol.core.jobs import Configure
 from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
 from decod.train.checkpoint.arriving import StateInFile

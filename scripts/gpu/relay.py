@@ -10,8 +10,8 @@ from torch import Tensor
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
-from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
+from decod.protocol.core.jobs import Configure
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import NO_AUDITS
 from decod.run.run_config import RunConfig

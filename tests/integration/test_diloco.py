@@ -14,7 +14,7 @@ from torch import Tensor
 from decod.compression.plan import Method
 from decod.config.presets import PRESETS
 from decod.ids import MicrobatchId
-from decod.protocol.core.digest import digest_of
+from decod.protocol.core.fingerprints import digest_of
 from decod.run.run_config import RunConfig
 from decod.run.training_config import Adapt, InnerOptimizer, SyncConfig, SyncMethod
 from tests.support.cluster import Cluster, Daemon, takes_part

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import Iteration, NodeId
-from decod.protocol.averaging.clipping import Clipping
+from decod.protocol.averaging.vote import Clipping
 from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Effect
 from decod.run.training_config import OptimizerConfig

@@ -4,7 +4,7 @@ systems hang, split or go back."""
 import pytest
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.events import Fault, SendFailed
 from decod.protocol.core.messages import Message, ReducedPart

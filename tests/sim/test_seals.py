@@ -11,7 +11,7 @@ import pytest
 
 from decod.ids import RunId
 from decod.membership.sealing import DecisionSeals
-from decod.protocol.core.node_identity import Identity
+from decod.protocol.core.context import Identity
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Role
 from decod.sim import core

@@ -5,7 +5,7 @@ from unittest.mock import patch
 
 from decod.ids import RunId
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.sim.elections import election_storm
 from decod.sim.simulated_host import SimHost
 from decod.sim.storm import storm_scenario, weather

@@ -13,15 +13,23 @@ from decod.ids import NodeId
 from decod.limits import PROOF_BYTES
 from decod.protocol.core import messages as m
 from decod.protocol.core.average_spec import BITS, AverageSpec
+from decod.protocol.core.fingerprints import SEED_BYTES, SKETCH_BYTES, SketchBytes
 from decod.protocol.core.messages.audit_messages import AuditCase
-from decod.protocol.core.messages.negotiation_messages import ClaimTable, Hop, SettledFlow
-from decod.protocol.core.messages.replay_messages import Average
+from decod.protocol.core.messages.membership_messages import Average
 from decod.protocol.core.messages.round_messages import BeginRound
+from decod.protocol.core.messages.routing_messages import ClaimTable, Hop, SettledFlow
 from decod.protocol.core.messages.server_messages import Holding
 from decod.protocol.core.residual import LINK_COST_MAX, MAX_STEPS, Place, Walk, WalkSteps
-from decod.protocol.core.sketch import SEED_BYTES, SKETCH_BYTES, SketchBytes
-from decod.protocol.core.view import Duty, Member, Opening, Reach, Role, View
-from decod.protocol.core.view_change import ElectorChange, ViewChange
+from decod.protocol.core.view import (
+    Duty,
+    ElectorChange,
+    Member,
+    Opening,
+    Reach,
+    Role,
+    View,
+    ViewChange,
+)
 from decod.wire import validate
 from decod.wire.message_schema import Part, struct_of
 

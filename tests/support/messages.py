@@ -3,16 +3,16 @@
 from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId
 from decod.limits import PROOF_BYTES
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import election_messages as em
-from decod.protocol.core.messages import gwtf_messages as gwtf
-from decod.protocol.core.messages import negotiation_messages as routing
+from decod.protocol.core.durations import IterationTimes
+from decod.protocol.core.fingerprints import SKETCH_BYTES
+from decod.protocol.core.messages import decision_messages as em
+from decod.protocol.core.messages import routing_messages as gwtf
+from decod.protocol.core.messages import routing_messages as routing
 from decod.protocol.core.messages import server_messages as servers
 from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
-from decod.protocol.core.messages.forwarding_messages import Passed
-from decod.protocol.core.messages.replay_messages import Average, Follow, Followed
+from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
+from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.core.residual import Walk
-from decod.protocol.core.sketch import SKETCH_BYTES
-from decod.protocol.core.spent_time import IterationTimes
 from decod.protocol.core.view import Member, Opening, Role, View
 from tests.support.round_messages import round_messages
 from tests.support.servers_messages import servers_messages

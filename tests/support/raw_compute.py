@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
-from decod.protocol.core.jobs import BaseJob
+from decod.protocol.core.jobs import BaseJob, Configure
 from decod.worker.arena_view import Arena
 from decod.worker.job_methods import JobRunner
 

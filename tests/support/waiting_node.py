@@ -13,8 +13,7 @@ import sys
 import psutil
 
 from decod.ids import MicrobatchId
-from decod.protocol.core.daemon_jobs import SpreadStage
-from decod.protocol.core.jobs import Build, Forward
+from decod.protocol.core.jobs import Build, Forward, SpreadStage
 from tests.support.raw_compute import Node
 
 MB = MicrobatchId(1, 0, 0)

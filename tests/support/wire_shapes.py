@@ -16,7 +16,7 @@ from decod.net import channel
 from decod.net.dht_datagram import GREETING_SIZE_BYTES, run_tag
 from decod.net.net_limits import LIMITS, MIB
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import negotiation_messages as routing
+from decod.protocol.core.messages import routing_messages as routing
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.wire import codec
 from decod.wire.frame import data_frame

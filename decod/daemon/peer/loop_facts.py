@@ -6,7 +6,7 @@ from decod.compression.fragments import StagePlans
 from decod.compression.plan import CompressionConfig, Method
 from decod.config.terms import RunTerms
 from decod.driver.job_sizes import Sizes
-from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.core.messages.round_messages import Height
 
 _HELD_MAX = 6

@@ -50,10 +50,9 @@ from decod.net.server import DataServices, PeerServer
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.peer import PeerMachine
-from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.job_codec import kind_of
-from decod.protocol.core.jobs import BaseJob
+from decod.protocol.core.jobs import BaseJob, Configure
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.wall_clock import wall_clock

@@ -10,14 +10,13 @@ from typing_extensions import override
 from decod.ids import FlowId, Iteration, NodeId
 from decod.planner.deciding import decide
 from decod.planner.graph import FlowGraph, GraphNode, Objective, Route
-from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
-from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.position import Position

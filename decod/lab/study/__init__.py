@@ -4,7 +4,7 @@
 |---|---|
 | `grid.py` | what is run: points of the grid |
 | `findings.py`, `questions.py` | what the thesis says, and how it is judged by results |
-| `running.py` | runs points, one after another, with worker processes |
+| `job_codec.py` | runs points, one after another, with worker processes |
 | `worker.py`, `pictures.py` | one host of a point: a user's script, its model and data |
 | `results.py`, `report.py` | what comes of a point, and how it is shown |
 

@@ -32,14 +32,13 @@ from typing import NamedTuple, Protocol
 
 from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Send, SendTensor, noted
 from decod.protocol.core.events import JobFinished, Tensor
+from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.jobs import AverageKind, Gather, Job, Reduce, Squared
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
-from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.core.view import Role
 
 
@@ -191,9 +190,14 @@ class Averager:
         self, node_id: NodeId, averaging: Averaging, port: TensorPort, user: AveragingUser
     ) -> None:
         self.state = AveragingState.WAITING
-        self._node_id, self._port, self._user = node_id, port, user
-        self._averaging, self._id, self._roster = averaging, averaging.id, averaging.roster
-        self._owners, self._overlapped = averaging.owner_of, averaging.overlapped
+        self._node_id = node_id
+        self._port = port
+        self._user = user
+        self._averaging = averaging
+        self._id = averaging.id
+        self._roster = averaging.roster
+        self._owners = averaging.owner_of
+        self._overlapped = averaging.overlapped
         self._kind = AverageKind.AHEAD if averaging.overlapped else port.kind
         self._contributes = node_id in self._roster
         self._listeners: tuple[NodeId, ...] = ()
@@ -258,7 +262,8 @@ class Averager:
         """Return what this node knows of contributions, which it has kept: its own to all parts,
         and those of all members to the parts that it has reduced.
         """
-        phase, own = self._phases[-1], self._own
+        phase = self._phases[-1]
+        own = self._own
         found = list[Contributed]()
         for part, owner in enumerate(self._owners):
             if owner == self._node_id:
@@ -340,7 +345,9 @@ class Averager:
             withholds: This node's link is too busy. Its contribution counts in the next average.
         """
         assert self.state is AveragingState.WAITING
-        self._own, self._total, self._withholds = own, total, withholds
+        self._own = own
+        self._total = total
+        self._withholds = withholds
         self.state = AveragingState.AVERAGING
         return self._collect()
 
@@ -353,12 +360,14 @@ class Averager:
 
     def _collect(self) -> list[Effect]:
         """Begin a phase: cut and send this node's contribution."""
-        own, first = self._own, self._phase == 0
+        own = self._own
+        first = self._phase == 0
         assert own is not None
         self._gathered = False
         if not own.num and not (self._port.compresses and first):
             return self._send([])
-        num_parts, spec = self.num_parts if own.num else 0, self._averaging.spec
+        num_parts = self.num_parts if own.num else 0
+        spec = self._averaging.spec
         job = Gather(self._id.iteration.number, num_parts, self._phase, spec, kind=self._kind)
         before = {} if first else self._phases[self._phase - 1].means
         inputs = [before[part] for part in sorted(before)]
@@ -390,14 +399,18 @@ class Averager:
 
     def _send(self, outputs: Sequence[TensorId]) -> list[Effect]:
         """Send the parts of this node's contribution, or the word that there are none."""
-        effects, phase, own = list[Effect](), self._phases[self._phase], self._own
+        effects = list[Effect]()
+        phase = self._phases[self._phase]
+        own = self._own
         assert own is not None
         if self._withholds and own.num:
             first = self._phase * self.num_parts
             self.missed.update(range(first, first + self.num_parts))
-            effects, outputs = self._port.tensors.release(*outputs), ()
+            effects = self._port.tensors.release(*outputs)
+            outputs = ()
             own = Weight(0, 0)
-        self._gathered, self.outgoing = True, {}
+        self._gathered = True
+        self.outgoing = {}
         for part, owner in enumerate(self._owners):
             message = ReducePart(self._id, part, own.num, own.digest, self._overlapped, self._phase)
             if owner == self._node_id:
@@ -517,7 +530,8 @@ class Averager:
             inputs = [self._port.tensors.retain(tensor) for tensor in inputs]
         else:
             own.tensors.clear()
-        spec, lenient = self._averaging.spec, self._total is None
+        spec = self._averaging.spec
+        lenient = self._total is None
         job = Reduce(part, self.num_parts, weights, self._phase, spec, lenient, kind=self._kind)
         return self._port.compute.submit(job, self, inputs)
 

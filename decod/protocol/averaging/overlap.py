@@ -65,17 +65,20 @@ class Overlap:
     """
 
     def __init__(self, context: Context, settled: Callable[[], list[Effect]]) -> None:
-        self._context, self._is_settled = context, settled
+        self._context = context
+        self._is_settled = settled
         self._averager: Averager | None = None
         self._id: AveragingId | None = None
-        self._own, self._own_of = _NOTHING, 0
+        self._own = _NOTHING
+        self._own_of = 0
         """What this node's contribution stands for, and the iteration that it was made in."""
         self._parts: list[TensorId] = []
         self.found = _NOTHING
         """What is in the average, once it is here."""
         self._begun_s = self.travel_s = 0.0
         """When the average began, and how long it took, once it is here."""
-        self._sent_bytes, self._sent_s = 0, 0.0
+        self._sent_bytes = 0
+        self._sent_s = 0.0
         """Of this node's contribution: what has arrived, and how long that took together."""
         self._rate: float | None = None
         self._outgoing: dict[TensorId, tuple[Iteration, NodeId]] = {}
@@ -113,7 +116,8 @@ class Overlap:
 
     def stepped(self, own: Weight, iteration: int) -> None:
         """The outer step of an iteration is final. To the next, this node contributes `own`."""
-        self._own, self._own_of = own, iteration
+        self._own = own
+        self._own_of = iteration
 
     def returned(self) -> list[Effect]:
         """This node's device is about to lose its contribution."""
@@ -137,10 +141,12 @@ class Overlap:
     def _num_closing(self) -> int:
         """Return how many phases' grace windows are over."""
         context = self._context
-        num_phases, number = context.run.sync.num_phases, context.iteration.number
+        num_phases = context.run.sync.num_phases
+        number = context.iteration.number
         if not context.local:
             return num_phases
-        interval, elapsed = context.due - context.anchor.number, number - 1 - context.anchor.number
+        interval = context.due - context.anchor.number
+        elapsed = number - 1 - context.anchor.number
         ends = ((2 * phase + 1) * interval for phase in range(num_phases))
         return sum(2 * num_phases * elapsed >= end for end in ends)
 
@@ -153,7 +159,8 @@ class Overlap:
 
     @property
     def _newcomers(self) -> tuple[NodeId, ...]:
-        context, old = self._context, self._contributors
+        context = self._context
+        old = self._contributors
         roster = context.view.roster(context.member.stage_index)
         return tuple(m.node_id for m in roster if m.node_id not in old)
 
@@ -163,7 +170,8 @@ class Overlap:
         Attempt 0 stands for a state that a run starts from, or goes back to: nobody has learnt
         anything behind it.
         """
-        context, contributors = self._context, self._contributors
+        context = self._context
+        contributors = self._contributors
         last = context.anchor.number == context.run.num_iterations  # Nobody would use it.
         if not context.anchor.attempt or last:
             return None
@@ -193,7 +201,8 @@ class Overlap:
             quorum=math.ceil(ratio * len(roster)) if ratio < 1 else 0,
         )
         self._averager = averager = Averager(context.node_id, averaging, port, self)
-        self._sent_bytes, self._sent_s = 0, 0.0
+        self._sent_bytes = 0
+        self._sent_s = 0.0
         self._begun_s = context.now_s
         listens = context.node_id not in self._contributors
         own = self._own if self._own_of == context.anchor.number else _NOTHING
@@ -201,23 +210,30 @@ class Overlap:
         busy = context.run.sync.quorum < 1 and context.node_id in context.slow
         withholds = busy and self._sends_still
         effects = averager.listen() if listens else averager.begin(own, None, withholds=withholds)
-        early, self._early = self._early, deque()
+        early = self._early
+        self._early = deque()
         return effects + [effect for each in early for effect in self.received(each)]
 
     def stop(self) -> list[Effect]:
         """The run is over: let go of everything."""
-        early, self._early = self._early, deque()
+        early = self._early
+        self._early = deque()
         return self.end() + [effect for each in early for effect in released(each)]
 
     def end(self) -> list[Effect]:
         """Let go of the average."""
-        averager, self._averager = self._averager, None
+        averager = self._averager
+        self._averager = None
         if averager is not None and self._id is not None:
             step = self._id.iteration
             self._outgoing |= {tensor: (step, to) for tensor, to in averager.outgoing.items()}
-        parts, self._parts = self._parts, []
-        self.found, self.travel_s, self._id = _NOTHING, 0.0, None
-        self.missed, self.num_late = (), 0
+        parts = self._parts
+        self._parts = []
+        self.found = _NOTHING
+        self.travel_s = 0.0
+        self._id = None
+        self.missed = ()
+        self.num_late = 0
         effects = self._context.tensors.release(*parts)
         if averager is not None:
             averager.close()
@@ -228,7 +244,8 @@ class Overlap:
 
     def received(self, received: Received) -> list[Effect]:
         """Take in a part of a sum or of the average."""
-        message, averager = received.message, self._averager
+        message = received.message
+        averager = self._averager
         assert isinstance(message, ReducePart | ReducedPart)
         if averager is None or message.averaging != self._id:
             return self._keep(received, message.averaging)
@@ -271,7 +288,8 @@ class Overlap:
     @property
     def _sends_still(self) -> bool:
         """Whether a contribution to an earlier outer step is on its way to a member."""
-        view, step = self._context.view, self._context.anchor
+        view = self._context.view
+        step = self._context.anchor
         sends = self._outgoing.values()
         return any(before < step and to in view for before, to in sends)
 
@@ -294,8 +312,10 @@ class Overlap:
         """The average is here."""
         averager = self._averager
         assert averager is not None
-        self._parts, self.found = averager.take(), averager.found
-        self.missed, self.num_late = tuple(sorted(averager.missed)), averager.num_missed
+        self._parts = averager.take()
+        self.found = averager.found
+        self.missed = tuple(sorted(averager.missed))
+        self.num_late = averager.num_missed
         self.travel_s = self._context.now_s - self._begun_s
         return self._is_settled()
 

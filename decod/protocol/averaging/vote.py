@@ -1,13 +1,16 @@
-"""The vote on a step: all members of a stage come to the same parameters, or nobody steps (I3).
+"""What all stages agree on before a step: the norm of the gradient, and the vote (I3).
 
-Each member says which parameters it would have after the step, by their hash. The votes go up the
-tree: those of a stage meet at its first member, and those of all stages at the leader.
+All members of a stage come to the same parameters, or nobody steps. Each member says which
+parameters it would have after the step, by their hash. The votes go up the tree: those of a stage
+meet at its first member, and those of all stages at the leader. The norm takes the same way first
+if gradients are clipped.
 
 If members of a stage differ, its first member tells those who differ from most of it (at a tie,
 from the earliest in the roster). The iteration is repeated, and they fetch the state anew that all
 started from: one of its bits was another one there.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +20,104 @@ from decod.ids import AveragingId, NodeId
 from decod.planner.part_shares import SHARE_FULL
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import add_digests
 from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.fingerprints import add_digests
+from decod.protocol.core.messages import GradientNorm, GradientSquares
 from decod.protocol.core.messages.averaging_messages import Differs, Ready, StageAverages
 from decod.protocol.core.view import TreePlace
+
+_SQUARES_MAX = 1e300
+"""Sums end here, so that they are finite. A gradient that long is scaled to nothing anyway."""
+
+
+class Clipping:
+    """One node's part in finding the norm, for one iteration and view.
+
+    A member squares the part that it averages, and sends the sum of the squares along with the
+    average. The first member of the stage adds up the parts. It sends the stage's sum up the tree,
+    with the sums that have come from below. The root adds up all stages and sends the norm down to
+    everybody:
+
+        parts' sums -> stages' sums -> (up, first members only) -> norm -> (down) -> step
+
+    Each sum is computed once, by one node and in one order, so all members scale by the same
+    number. Followers get the norm with the averages. A run that does not clip says none of this:
+    its norm counts as known from the start.
+
+    Args:
+        context: The node's.
+        roster: Of its stage.
+        place: Its place in the tree.
+    """
+
+    def __init__(self, context: Context, roster: Sequence[NodeId], place: TreePlace) -> None:
+        self.norm: float | None = None if context.run.clips else 0.0
+        """None: not known yet. 0 where nothing is clipped."""
+        self._context = context
+        self._num_parts = len(roster)
+        self._place = place
+        self._is_first = roster[0] == context.node_id
+        self._below = {child for child in place.children if child not in roster}
+        """First members of other stages whose sums come by this node."""
+        self._parts: dict[int, float] = {}
+        """Sums of squares of this stage's average, by part."""
+        self._sums: dict[int, float] = {}
+        """Those of whole stages, by stage index."""
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """From whom something is to come before the step can be taken."""
+        if self.norm is not None:
+            return set()
+        parent = self._place.parent
+        return set(self._below) or ({parent} if parent is not None else set())
+
+    def add_part(self, part: int, square_sum: float) -> list[Effect]:
+        """A part of this stage's average is there."""
+        if self.norm is not None or not self._is_first:
+            return []
+        self._parts[part] = square_sum
+        if len(self._parts) < self._num_parts:
+            return []
+        self._sums[self._context.member.stage_index] = _sum(self._parts)
+        return self._pass_on()
+
+    def add_stages(self, sender: NodeId, message: GradientSquares) -> list[Effect]:
+        """The sums of some stages have come up the tree."""
+        if self.norm is not None or sender not in self._below:
+            return []
+        self._below.remove(sender)
+        self._sums.update(message.square_sums)
+        return self._pass_on()
+
+    def _pass_on(self) -> list[Effect]:
+        """Say what all stages below sum to, this one too, once that is known."""
+        if self._below or self._context.member.stage_index not in self._sums:
+            return []
+        context = self._context
+        parent = self._place.parent
+        if parent is not None:
+            sums = tuple(sorted(self._sums.items()))
+            return [Send(parent, GradientSquares(context.averaging, sums))]
+        norm = math.sqrt(_sum(self._sums))
+        return [Send(context.node_id, GradientNorm(context.averaging, norm))]
+
+    def found(self, message: GradientNorm) -> list[Effect]:
+        """The norm has come down the tree: pass it on, once."""
+        if self.norm is not None:
+            return []
+        self.norm = message.gradient_norm
+        return [Send(child, message) for child in self._place.children]
+
+
+def _sum(numbers: Mapping[int, float]) -> float:
+    # Not `sum`, which rounds otherwise in some releases of Python; and always in the same
+    # order.
+    total = 0.0
+    for _, number in sorted(numbers.items()):
+        total += number
+    return min(total, _SQUARES_MAX)
+
 
 _SLOW_RATIO = 2.0
 """A member that sends so many times as slowly as others gets a smaller share."""
@@ -43,9 +140,12 @@ class StepVote:
         roster: Sequence[NodeId],
         place: TreePlace,
     ) -> None:
-        self._context, self._id = context, averaging_id
-        self._roster, self._index = tuple(roster), tuple(roster).index(context.node_id)
-        self._parent, self._children = place.parent, place.children
+        self._context = context
+        self._id = averaging_id
+        self._roster = tuple(roster)
+        self._index = tuple(roster).index(context.node_id)
+        self._parent = place.parent
+        self._children = place.children
         self._votes: dict[NodeId, Ready] = {}
         self.own: Ready | None = None
         """This node's own vote."""
@@ -137,12 +237,14 @@ class StepVote:
 
     def _stage_votes(self) -> dict[NodeId, str]:
         """Return what each member of this node's stage in its subtree proposes."""
-        stage, found = self._context.member.stage_index, dict[NodeId, str]()
+        stage = self._context.member.stage_index
+        found = dict[NodeId, str]()
         if self.own is not None:
             found.update((self._context.node_id, own) for _, own in self.own.hashes)
         for child, vote in self._votes.items():
             if child in self._roster:
-                common, named = dict(vote.hashes).get(stage), dict(vote.votes)
+                common = dict(vote.hashes).get(stage)
+                named = dict(vote.votes)
                 for node in self._subtree(child):
                     parameter_hash = named.get(node, common)
                     if parameter_hash is not None:
@@ -151,7 +253,8 @@ class StepVote:
 
     def _subtree(self, node: NodeId) -> list[NodeId]:
         """Return a member and all of its stage below it."""
-        fanout, found = self._context.run.protocol.tree_fanout, [self._roster.index(node)]
+        fanout = self._context.run.protocol.tree_fanout
+        found = [self._roster.index(node)]
         for index in found:
             first = index * fanout + 1
             found += range(first, min(first + fanout, len(self._roster)))
@@ -160,7 +263,8 @@ class StepVote:
     def _combined(self) -> Ready:
         votes = [v for v in (self.own, *self._votes.values()) if v is not None]
         failure = next((v.failure for v in votes if v.failure), "")
-        stage, found = self._context.member.stage_index, self._stage_votes()
+        stage = self._context.member.stage_index
+        found = self._stage_votes()
         hashes = {index: known for vote in votes for index, known in vote.hashes}
         hashes.update((stage, parameter_hash) for parameter_hash in found.values())
         differ = len(set(found.values())) > 1
@@ -168,10 +272,12 @@ class StepVote:
             failure = failure or f"members of stage {stage} differ after the step"
         named = tuple(sorted(found.items())) if differ else ()
         of_stages = tuple(sorted(hashes.items()))
-        slow, rates = {each for vote in votes for each in vote.slow}, _rates(votes)
+        slow = {each for vote in votes for each in vote.slow}
+        rates = _rates(votes)
         if self._index == 0:
             # The rates of a stage meet at its first member.
-            slow, rates = slow | {*slow_members(rates)}, ()
+            slow = slow | {*slow_members(rates)}
+            rates = ()
         return Ready(
             self._id,
             of_stages,

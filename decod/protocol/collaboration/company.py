@@ -14,15 +14,72 @@ run must not go on. It takes nobody in, and nobody yields to it. It seeks those 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from decod.ids import NodeId
 from decod.protocol.collaboration.coordinator import Coordinator
-from decod.protocol.collaboration.following import Following
-from decod.protocol.collaboration.heights import Past
-from decod.protocol.collaboration.loop import PeerEffect, UseAddresses
-from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.collaboration.loading import Past
+from decod.protocol.collaboration.loop import PeerEffect, RoundConfig, UseAddresses
 from decod.protocol.core.effects import Send, noted
-from decod.protocol.core.messages.round_messages import Farewell, Greeting, Height, Progress, Roll
+from decod.protocol.core.messages.round_messages import (
+    Farewell,
+    Greeting,
+    Height,
+    PeerEntry,
+    Progress,
+    Roll,
+    Standing,
+)
+
+
+@dataclass(slots=True)
+class Following:
+    """A peer's knowledge of its coordinator."""
+
+    coordinator: NodeId
+    roll: Roll
+    heard_s: float
+    """When the coordinator has last shown that it lives."""
+    height: Height
+    """The run's, as far as it is known here."""
+    lost: set[NodeId] = field(default_factory=set)
+    """Coordinators that were silent, since one was heard."""
+    standing: Standing | None = None
+    standing_s: float = 0.0
+
+    @property
+    def term(self) -> int:
+        return self.roll.term
+
+    def entry(self, node: NodeId) -> PeerEntry | None:
+        """Return what the coordinator says of a peer; None if it does not know it."""
+        return next((each for each in self.roll.peers if each.node_id == node), None)
+
+    def said(self, now_s: float, standing: Standing) -> None:
+        """The coordinator has told how far the round is."""
+        self.heard_s = now_s
+        self.standing = standing
+        self.standing_s = now_s
+        self.height = standing.height
+        self.lost.clear()
+
+    def closing_in_s(self, now_s: float, target: int) -> float | None:
+        """Return in how many seconds the batch is full, as it seems. None: it is not known."""
+        standing = self.standing
+        if standing is None or standing.averaging or standing.samples_per_s <= 0:
+            return None
+        since_s = now_s - self.standing_s
+        missing = target - standing.num_samples - since_s * standing.samples_per_s
+        return max(0.0, missing / standing.samples_per_s)
+
+    def successor(self) -> NodeId | None:
+        """Return who coordinates if the coordinator is lost: the oldest that has the run's state.
+
+        None: the coordinator knew of nobody else.
+        """
+        gone = {*self.lost, self.coordinator}
+        return next((p.node_id for p in self.roll.peers if p.level and p.node_id not in gone), None)
+
 
 _STRANGERS_MAX = 32
 """Nodes that were greeted, or have greeted, and are in no roll yet."""
@@ -39,7 +96,10 @@ class Company:
     """
 
     def __init__(self, node_id: NodeId, address: str, past: Past, config: RoundConfig) -> None:
-        self._node_id, self._address, self._past, self._config = node_id, address, past, config
+        self._node_id = node_id
+        self._address = address
+        self._past = past
+        self._config = config
         self.coordinating: Coordinator | None = None
         self.following: Following | None = None
         self.num_lost = 0
@@ -126,7 +186,8 @@ class Company:
 
     def take_moved(self) -> bool:
         """Return whether another coordinator counts since this was asked last."""
-        moved, self._moved = self._moved, False
+        moved = self._moved
+        self._moved = False
         return moved
 
     def come_level(self) -> None:
@@ -146,7 +207,9 @@ class Company:
         self.coordinating = Coordinator(
             self._node_id, self._address, term, self._past, self._config, now_s
         )
-        self.following, self._moved, self._seeking_s = None, True, now_s
+        self.following = None
+        self._moved = True
+        self._seeking_s = now_s
         return self.coordinating
 
     def took_roll(self, now_s: float, sender: NodeId, roll: Roll) -> list[PeerEffect]:
@@ -163,7 +226,9 @@ class Company:
         if following is not None and sender == following.coordinator:
             if (roll.term, roll.version) < (following.term, following.roll.version):
                 return []
-            following.roll, following.heard_s, following.height = roll, now_s, roll.height
+            following.roll = roll
+            following.heard_s = now_s
+            following.height = roll.height
             if following.entry(self._node_id) is None:
                 self._moved = True  # A round that is under way goes on without this peer.
                 return [Send(sender, self._greeting())]
@@ -203,7 +268,8 @@ class Company:
             others = [n for n in self.coordinating.others if n != coordinator]
             effects += [Send(node, farewell) for node in others]
         self.coordinating = self._seeking_s = None
-        self.following, self._moved = Following(coordinator, roll, now_s, roll.height), True
+        self.following = Following(coordinator, roll, now_s, roll.height)
+        self._moved = True
         self._take_addresses(roll)
         lost = self._past.num_since((roll.height.state_id, *roll.past))
         if lost and not self.level:
@@ -242,7 +308,8 @@ class Company:
         effects: list[PeerEffect] = [noted("coordinator.lost", peer=following.coordinator)]
         successor = following.successor()
         if successor is not None and successor != self._node_id:
-            following.coordinator, following.heard_s = successor, now_s
+            following.coordinator = successor
+            following.heard_s = now_s
             self._moved = True
             return effects
         return effects + self._take_over(now_s, following)
@@ -281,7 +348,8 @@ class Company:
     # --- meeting ------------------------------------------------------------------------------
 
     def _greeting(self) -> Greeting:
-        coordinator, past = self.coordinator, self._past
+        coordinator = self.coordinator
+        past = self._past
         address = self._addresses.get(coordinator, self._address)
         return Greeting(self._address, past.height, past.ids, self._num_peers, coordinator, address)
 
@@ -342,7 +410,8 @@ class Company:
             return []
         if message.successor == self._node_id:
             return self._take_over(now_s, following)
-        successor, address = message.successor, message.successor_address
+        successor = message.successor
+        address = message.successor_address
         if successor is None or address is None:
             return self.succeed(now_s)
         self._addresses[successor] = address
@@ -358,7 +427,8 @@ class Company:
     def unreached(self, now_s: float, node: NodeId) -> list[PeerEffect]:
         """A peer has not taken a message. Whoever shows signs of life is not lost."""
         recently_s = now_s - 2 * self._config.heartbeat_max_s
-        coordinating, following = self.coordinating, self.following
+        coordinating = self.coordinating
+        following = self.following
         if coordinating is not None:
             if coordinating.heard_s(node) >= recently_s:
                 return []

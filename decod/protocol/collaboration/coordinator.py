@@ -22,12 +22,11 @@ from enum import Enum
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.averaging.averager import Weight
-from decod.protocol.collaboration.groups import num_rows
-from decod.protocol.collaboration.heights import Past
-from decod.protocol.collaboration.round_params import RoundConfig
-from decod.protocol.collaboration.round_part import ROWS
-from decod.protocol.core.deadline import earliest
+from decod.protocol.collaboration.loading import Past
+from decod.protocol.collaboration.loop import RoundConfig
+from decod.protocol.collaboration.rounds import ROWS, num_rows
 from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.events import earliest
 from decod.protocol.core.messages.round_messages import (
     BeginRound,
     CloseRound,
@@ -44,7 +43,8 @@ from decod.protocol.core.messages.round_messages import (
 _NUM_STANDINGS = 20
 """Words on how far a round is, if it is long enough."""
 
-_PATIENCE, _CLOSING_MIN_S = 4.0, 0.2
+_PATIENCE = 4.0
+_CLOSING_MIN_S = 0.2
 """A peer may take so many times as long as the faster half to close, and a little longer."""
 
 _NUM_SILENT = 4
@@ -119,8 +119,11 @@ class Coordinator:
         config: RoundConfig,
         now_s: float,
     ) -> None:
-        self.term, self.version = term, 1
-        self._node_id, self._past, self._config = node_id, past, config
+        self.term = term
+        self.version = 1
+        self._node_id = node_id
+        self._past = past
+        self._config = config
         own = _Peer(node_id, address, past.height, now_s, level=True)
         self._peers = {node_id: own}
         self._attempt: _Attempt | None = None
@@ -221,8 +224,10 @@ class Coordinator:
         if peer is None:
             return []
         peer.late_s = max(self._late_s(now_s, peer), _FORGETTING_LATE * peer.late_s)
-        peer.heard_s, peer.height = now_s, message.height
-        peer.num_samples, peer.samples_per_s = message.num_samples, message.samples_per_s
+        peer.heard_s = now_s
+        peer.height = message.height
+        peer.num_samples = message.num_samples
+        peer.samples_per_s = message.samples_per_s
         peer.awaited = message.awaited
         effects: list[Effect] = []
         if message.height == self._past.height and not peer.level:
@@ -237,7 +242,8 @@ class Coordinator:
 
     def _late_s(self, now_s: float, peer: _Peer) -> float:
         """Return how much later than it was due a peer's sign of life comes."""
-        attempt, config = self._attempt, self._config
+        attempt = self._attempt
+        config = self._config
         late_s = now_s - peer.heard_s - config.heartbeat_max_s
         if attempt is None or peer.node_id not in attempt.asked:
             return late_s
@@ -358,9 +364,12 @@ class Coordinator:
         return [Send(node, commit) for node in self._peers]
 
     def _end_round(self, now_s: float, averaging: AveragingId | None) -> None:
-        self._committed, self._attempt, self._num_attempts = averaging, None, 0
+        self._committed = averaging
+        self._attempt = None
+        self._num_attempts = 0
         self._accused.clear()
-        self._round_s, self._opened_s = now_s - self._opened_s, now_s
+        self._round_s = now_s - self._opened_s
+        self._opened_s = now_s
 
     def advanced(self, before: Height) -> None:
         """This peer's own state has come on from `before`: it is the run's."""
@@ -376,7 +385,8 @@ class Coordinator:
         if self.is_alone:
             return []
         for node in self.others:
-            self._peers[node].level, self._peers[node].num_samples = False, 0
+            self._peers[node].level = False
+            self._peers[node].num_samples = 0
         return self._tell_roll()
 
     def _go_on_without(self, now_s: float, lost: set[NodeId]) -> list[Effect]:
@@ -394,7 +404,8 @@ class Coordinator:
         return [note, *self._begin(now_s, given)]
 
     def _abandon(self, reason: str) -> list[Effect]:
-        attempt, self._attempt = self._attempt, None
+        attempt = self._attempt
+        self._attempt = None
         assert attempt is not None
         for peer in self._peers.values():
             peer.num_samples = 0
@@ -415,7 +426,8 @@ class Coordinator:
 
     @property
     def _overdue_s(self) -> float | None:
-        attempt, config = self._attempt, self._config
+        attempt = self._attempt
+        config = self._config
         if attempt is None:
             return None
         if attempt.begun is not None:
@@ -428,7 +440,8 @@ class Coordinator:
 
     def _doubt_s(self, node: NodeId) -> float:
         """Return until when a peer of the attempt may be silent. Others wait for it."""
-        attempt, peer = self._attempt, self._peers[node]
+        attempt = self._attempt
+        peer = self._peers[node]
         assert attempt is not None
         patience_s = _NUM_SILENT * self._config.heartbeat_busy_s + 2 * peer.late_s
         return max(attempt.begun_s, peer.heard_s) + patience_s

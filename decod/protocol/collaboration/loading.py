@@ -1,16 +1,17 @@
 """How a peer comes to the state that the others have, while they go on.
 
-The peer asks for the run's present state, and gets all later averages beside the others. Once its
-training loop has the state, it applies those that came meanwhile. So it is level however long the
-state has travelled, and nobody waits for it.
+States are told apart by what has led to them (`Past`). The peer asks for the run's present state,
+and gets all later averages beside the others. Once its training loop has the state, it applies
+those that came meanwhile. So it is level however long the state has travelled, and nobody waits for
+it.
 """
 
+import hashlib
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from decod.ids import NodeId
-from decod.protocol.collaboration.heights import Past
 from decod.protocol.collaboration.loop import (
     CopyRequested,
     CopyState,
@@ -18,11 +19,80 @@ from decod.protocol.collaboration.loop import (
     LoadState,
     PeerEffect,
     RefuseCopy,
+    RoundConfig,
 )
-from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.core.compute_queue import TensorStore
 from decod.protocol.core.effects import noted
-from decod.protocol.core.messages.round_messages import Height
-from decod.protocol.core.tensor_store import TensorStore
+from decod.protocol.core.messages.round_messages import PAST_MAX, Height
+
+
+def after(height: Height, average_hash: str) -> Height:
+    """Return the state that an average leads to."""
+    text = f"{height.round} {height.state_id} {average_hash}"
+    return Height(height.round + 1, hashlib.sha256(text.encode()).hexdigest())
+
+
+class Past:
+    """The states that have led to the present one.
+
+    Each average makes another state. A state's id is a hash of the state before and of the average,
+    so peers with the same id have applied the same averages to the same beginning. Nobody has to
+    compare parameters, which may differ in their last bits between devices.
+
+    Args:
+        height: The present one.
+        has_state: Whether the run began with it, or has come to it. Otherwise it is a newcomer's
+            own, which is worth nothing to the others.
+    """
+
+    def __init__(self, height: Height, *, has_state: bool = True) -> None:
+        self.height = height
+        self.has_state = has_state
+        self._before: deque[tuple[Height, int]] = deque(maxlen=PAST_MAX)
+        """The newest first, and the samples that led on from each."""
+
+    def advance(self, height: Height, num_samples: int) -> None:
+        """Another state has come, by so many samples."""
+        self._before.appendleft((self.height, num_samples))
+        self.height = height
+
+    def restart(self, height: Height) -> None:
+        """The state is another one, which has not come from this."""
+        self.height = height
+        self.has_state = True
+        self._before.clear()
+
+    def at(self, round_number: int) -> Height | None:
+        """Return the state after a round. None: it is not known."""
+        back = self.height.round - round_number
+        if back == 0:
+            return self.height
+        return self._before[back - 1][0] if 0 < back <= len(self._before) else None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """State ids before the present one, the newest first."""
+        return tuple(height.state_id for height, _ in self._before)
+
+    def came_from(self, height: Height) -> bool:
+        """Whether a state is one of those before the present one."""
+        return any(before == height for before, _ in self._before)
+
+    def num_since(self, state_ids: Sequence[str]) -> int:
+        """Return the samples since the newest state that is one of these.
+
+        Those are lost if the run goes on from a state with this past. If none is known, all that
+        is remembered counts.
+        """
+        known = {*state_ids}
+        num_samples = 0
+        if self.height.state_id in known:
+            return 0
+        for height, num in self._before:
+            num_samples += num
+            if height.state_id in known:
+                break
+        return num_samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +113,8 @@ class Loading:
     """
 
     def __init__(self, config: RoundConfig, tensors: TensorStore) -> None:
-        self._config, self._tensors = config, tensors
+        self._config = config
+        self._tensors = tensors
         self._wanted: Height | None = None
         self._later: deque[LaterAverage] = deque()
         self.next_s: float | None = None
@@ -65,7 +136,8 @@ class Loading:
             return []
         if not donors or (averaging and not self._later):
             return []
-        self._wanted, self._is_outrun = height, False
+        self._wanted = height
+        self._is_outrun = False
         return [LoadState(tuple(donors), height)]
 
     def look(self, now_s: float) -> None:
@@ -91,7 +163,8 @@ class Loading:
 
     def failed(self, now_s: float, height: Height, reason: str) -> list[PeerEffect]:
         """The state could not be fetched: ask for another one soon."""
-        self._wanted, self.next_s = None, now_s + self._config.load_pause_s
+        self._wanted = None
+        self.next_s = now_s + self._config.load_pause_s
         return [noted("peer.unloaded", round=height.round, reason=reason)]
 
     def refused(self, now_s: float, height: Height, reason: str) -> list[PeerEffect]:
@@ -104,8 +177,10 @@ class Loading:
 
         Returns the averages that lead on from it, in order, and effects.
         """
-        self._wanted, self._num_refused = None, 0
-        found, effects = list[LaterAverage](), list[PeerEffect]()
+        self._wanted = None
+        self._num_refused = 0
+        found = list[LaterAverage]()
+        effects = list[PeerEffect]()
         for later in self._later:
             if later.before == height:
                 found.append(later)

@@ -24,10 +24,10 @@ from decod.protocol.collaboration.loop import (
     LoopContributed,
     LoopStepped,
     PeerEffect,
+    RoundConfig,
     StepAlone,
 )
-from decod.protocol.collaboration.round_params import RoundConfig
-from decod.protocol.core.tensor_store import TensorStore
+from decod.protocol.core.compute_queue import TensorStore
 
 _MEMORY = 0.8
 """Weight of what was known before, when a step's time is measured."""
@@ -54,7 +54,9 @@ class OwnWork:
     """
 
     def __init__(self, node_id: NodeId, config: RoundConfig, tensors: TensorStore) -> None:
-        self._node_id, self._config, self._tensors = node_id, config, tensors
+        self._node_id = node_id
+        self._config = config
+        self._tensors = tensors
         self._outstanding = 0
         """Below 0: the loop has given samples of a step that it is about to tell of."""
         self._asked: int | None = None
@@ -97,7 +99,8 @@ class OwnWork:
         self._outstanding += event.num_samples
         self.num_stepped += event.num_samples
         if self._free_s is not None and now_s > self._free_s:
-            step_s, usual_s = now_s - self._free_s, self.step_s
+            step_s = now_s - self._free_s
+            usual_s = self.step_s
             # A pause, as for a checkpoint, or a first step that compiles, is no measure of a step.
             known = _MEMORY if 0 < usual_s <= 2 * step_s else 0.0
             step_s = min(step_s, 2 * usual_s) if usual_s else step_s
@@ -137,14 +140,16 @@ class OwnWork:
 
     def count(self) -> list[PeerEffect]:
         """What is held counts: an average with it is committed."""
-        held, self.held = self.held, None
+        held = self.held
+        self.held = None
         assert held is not None
         self.num_applied += held.weight.num
         return [*self._tensors.release(held.tensor)]
 
     def give_back(self) -> list[PeerEffect]:
         """A round went on without what is held."""
-        held, self.held = self.held, None
+        held = self.held
+        self.held = None
         if held is None:
             return []
         self._outstanding += held.weight.num
@@ -179,6 +184,9 @@ class OwnWork:
         effects: list[PeerEffect] = []
         if self.held is not None:
             effects += self._tensors.release(self.held.tensor)
-        self._outstanding, self.held, self._asked, self.alone = 0, None, None, 0
+        self._outstanding = 0
+        self.held = None
+        self._asked = None
+        self.alone = 0
         self._backlog.clear()
         return effects

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 
 from decod.ids import NodeId
 from decod.protocol.averaging.averager import TensorPort
-from decod.protocol.collaboration.company import Company
+from decod.protocol.collaboration.company import Company, Following
 from decod.protocol.collaboration.coordinator import CoordinatorState
-from decod.protocol.collaboration.following import Following
-from decod.protocol.collaboration.heights import Past, after
-from decod.protocol.collaboration.loading import Loading, answered
+from decod.protocol.collaboration.loading import Loading, Past, after, answered
 from decod.protocol.collaboration.loop import (
     AnswerLoop,
     CopyRequested,
@@ -28,14 +26,13 @@ from decod.protocol.collaboration.loop import (
     PeerEffect,
     PeerEvent,
     PeerFound,
+    RoundConfig,
     StateCame,
     StepAlone,
 )
 from decod.protocol.collaboration.own_work import OwnWork
-from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.collaboration.rounds import Rounds
-from decod.protocol.core.compute_queue import ComputeQueue
-from decod.protocol.core.deadline import earliest
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Send, Stop, StopReason, noted
 from decod.protocol.core.events import (
     DeadlinePassed,
@@ -46,6 +43,7 @@ from decod.protocol.core.events import (
     SendFailed,
     TensorSent,
     Woke,
+    earliest,
 )
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.round_messages import (
@@ -61,7 +59,6 @@ from decod.protocol.core.messages.round_messages import (
     RoundReady,
     Standing,
 )
-from decod.protocol.core.tensor_store import TensorStore
 
 _FRESH_SHARE = 0.35
 """A peer waits for the average if the batch is full before this share of its next step is over."""
@@ -107,7 +104,8 @@ class PeerMachine:
         *,
         has_state: bool = True,
     ) -> None:
-        self.node_id, self._config = node_id, config
+        self.node_id = node_id
+        self._config = config
         self.tensors = TensorStore()
         self.compute = ComputeQueue(self.tensors)
         self.past = Past(height, has_state=has_state)
@@ -259,7 +257,8 @@ class PeerMachine:
         self, now_s: float, sender: NodeId, message: Message
     ) -> list[PeerEffect]:
         company = self.company
-        coordinating, following = company.coordinating, company.following
+        coordinating = company.coordinating
+        following = company.following
         from_above = sender == company.coordinator
         if from_above and following is not None:
             following.heard_s = now_s
@@ -300,7 +299,8 @@ class PeerMachine:
 
     def _is_worth_waiting(self, now_s: float) -> bool:
         """Whether the next step would begin too late for the average that is coming."""
-        own, config = self.own, self._config
+        own = self.own
+        config = self._config
         if self.loading.under_way or not self.past.has_state:
             return True  # What it does meanwhile would count nowhere.
         if config.overlap or own.num_waiting or own.alone:
@@ -318,7 +318,8 @@ class PeerMachine:
 
     def _step_alone_if_full(self) -> list[PeerEffect]:
         """Have the loop step by itself if nobody else is there, and the batch is full."""
-        coordinating, own = self.company.coordinating, self.own
+        coordinating = self.company.coordinating
+        own = self.own
         if coordinating is None or not coordinating.is_alone or own.promised or own.num_waiting:
             return []
         if not self.past.has_state:
@@ -328,7 +329,8 @@ class PeerMachine:
         return own.step_alone(self.past.height.round + 1)
 
     def _loop_applied(self, now_s: float, number: int) -> list[PeerEffect]:
-        alone, num_samples = self.own.alone == number, self.own.num_outstanding
+        alone = self.own.alone == number
+        num_samples = self.own.num_outstanding
         self.own.applied(number)
         self._applied = max(self._applied, number)
         if not alone:
@@ -344,7 +346,8 @@ class PeerMachine:
 
     def _report(self, now_s: float, *, news: bool) -> list[PeerEffect]:
         """Tell the coordinator how far this peer is, if that is due or matters now."""
-        config, own = self._config, self.own
+        config = self._config
+        own = self.own
         if (
             self.company.following is not None
             and news
@@ -474,7 +477,8 @@ class PeerMachine:
     def _send_failed(self, now_s: float, event: SendFailed) -> list[PeerEffect]:
         """Something has not reached a peer."""
         effects: list[PeerEffect] = []
-        node, message = event.to, event.message
+        node = event.to
+        message = event.message
         if event.fault is not Fault.NONE and isinstance(message, ReducePart | ReducedPart):
             effects += self.rounds.send_again(node, message, event.tensor)
         elif event.tensor is not None:
@@ -490,14 +494,19 @@ class PeerMachine:
 
 
 def _facts_of(past: Past, company: Company) -> PeerFacts:
-    coordinating, following = company.coordinating, company.following
+    coordinating = company.coordinating
+    following = company.following
     standing = following.standing if following is not None else None
-    num, rate, averaging = 0, 0.0, False
+    num = 0
+    rate = 0.0
+    averaging = False
     if coordinating is not None:
-        num, rate = coordinating.num_samples, coordinating.samples_per_s
+        num = coordinating.num_samples
+        rate = coordinating.samples_per_s
         averaging = coordinating.state is CoordinatorState.AVERAGING
     elif standing is not None:
-        num, rate = standing.num_samples, standing.samples_per_s
+        num = standing.num_samples
+        rate = standing.samples_per_s
         averaging = standing.averaging
     return PeerFacts(
         round=past.height.round,

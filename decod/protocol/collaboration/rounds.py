@@ -1,19 +1,27 @@
-"""One peer's part in the rounds of a run, one after another."""
+"""One peer's part in the rounds of a run, one after another, and in each attempt at an average."""
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from math import isqrt
 
 from decod.ids import AveragingId, NodeId, TensorId
-from decod.protocol.averaging.averager import TensorPort, Weight
-from decod.protocol.collaboration.heights import Past, after
-from decod.protocol.collaboration.loading import LaterAverage, Loading
+from decod.planner.partition import part_sizes
+from decod.protocol.averaging.averager import (
+    Averager,
+    Averaging,
+    AveragingState,
+    TensorPort,
+    Weight,
+    added,
+)
+from decod.protocol.collaboration.loading import LaterAverage, Loading, Past, after
 from decod.protocol.collaboration.loop import AnswerLoop, DeliverAverage, PeerEffect
 from decod.protocol.collaboration.own_work import OwnWork
-from decod.protocol.collaboration.round_part import ROWS, RoundPart, RoundState
-from decod.protocol.core.effects import Send, SendTensor, noted
-from decod.protocol.core.events import Received
-from decod.protocol.core.jobs import Use
+from decod.protocol.core.effects import Effect, Send, SendTensor, noted
+from decod.protocol.core.events import JobFinished, Received
+from decod.protocol.core.jobs import AverageKind, Decode, Job, Proposed, Use
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.round_messages import (
     BeginRound,
@@ -23,6 +31,336 @@ from decod.protocol.core.messages.round_messages import (
     RoundClosed,
     RoundReady,
 )
+
+GROUP_MAX = 16
+"""Most peers that average in one group."""
+
+
+def num_rows(num_peers: int) -> int:
+    """Return in how many rows so many peers stand. 1: all average at once."""
+    return 1 if num_peers <= GROUP_MAX else isqrt(num_peers)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Who averages with whom.
+
+    Peers stand in rows of nearly equal length. First each row averages. Then each column does, of
+    what its rows have come to. A column has one peer of each row, so it comes to the average of
+    all:
+
+        row 0    a  b  c          row averages: A, B, C          columns: A+B+C in each
+        row 1    d  e  f  g
+        row 2    h  i  j
+
+    Peers of a longer row that stand in no column get a column's average from its members. Columns
+    add up in the same order, so all of them come to the same bits.
+
+    Source: Moshpit SGD (Ryabinin et al., 2021), a grid of two dimensions. Deviation: rows carry the
+    weights of their peers, and every column has all rows. So two rounds give the exact weighted
+    average whatever the number of peers. The coordinator shuffles who stands where.
+
+    Args:
+        rows: All who contribute, row by row.
+        listeners: Peers that only get the average.
+    """
+
+    rows: tuple[tuple[NodeId, ...], ...]
+    listeners: tuple[NodeId, ...] = ()
+
+    @classmethod
+    def of(cls, roster: Sequence[NodeId], num: int, listeners: Sequence[NodeId]) -> "Groups":
+        """Return groups in so many rows."""
+        rows = list[tuple[NodeId, ...]]()
+        begin = 0
+        for size in part_sizes(len(roster), num):
+            rows.append(tuple(roster[begin : begin + size]))
+            begin += size
+        return cls(tuple(rows), tuple(listeners))
+
+    @property
+    def num_columns(self) -> int:
+        """Columns, if there is more than one row."""
+        return min(map(len, self.rows))
+
+    def row_of(self, node: NodeId) -> int | None:
+        """Return in which row a peer stands. None: it only listens."""
+        return next((k for k, row in enumerate(self.rows) if node in row), None)
+
+    def column_of(self, node: NodeId) -> int:
+        """Return which column's average a peer gets."""
+        row = self.row_of(node)
+        place = self.listeners.index(node) if row is None else self.rows[row].index(node)
+        return place % self.num_columns
+
+    def column(self, index: int) -> tuple[NodeId, ...]:
+        """Return who averages in a column, row by row."""
+        return tuple(row[index] for row in self.rows)
+
+    def audience(self, index: int) -> tuple[NodeId, ...]:
+        """Return who gets a column's average, and contributes nothing to it."""
+        if len(self.rows) == 1:
+            return self.listeners
+        extra = [node for row in self.rows for node in row[self.num_columns :]]
+        both = (*extra, *self.listeners)
+        return tuple(node for node in both if self.column_of(node) == index)
+
+
+ROWS = 1
+COLUMNS = 2
+"""Versions of the view in the names of a round's averages."""
+
+
+class RoundState(Enum):
+    ROW = "row"
+    COLUMN = "column"
+    DECODING = "decoding"
+    READY = "ready"
+    FAILED = "failed"
+
+
+class RoundPart:
+    """One peer's part in an attempt.
+
+        ROW -> (COLUMN ->) DECODING -> READY -> (committed, or abandoned)
+         `------- or FAILED
+
+    If there are many peers, they average in rows first, and then in columns: see `Groups`. Whoever
+    has all means has the device decode the average, and tells the coordinator its hash. The average
+    counts once the coordinator has heard the same hash from all who contribute.
+
+    Args:
+        node_id: This peer.
+        begun: The coordinator's message.
+        port: Tensors and device, and the contribution that this peer holds.
+        own: What is in the contribution.
+    """
+
+    def __init__(self, node_id: NodeId, begun: BeginRound, port: TensorPort, own: Weight) -> None:
+        self.begun = begun
+        self._node_id = node_id
+        self._port = port
+        self._own = own
+        self.state = RoundState.ROW
+        self.failure = ""
+        self.unreachable: NodeId | None = None
+        """Who has kept the average from coming, as it seems here."""
+        self.average_hash = ""
+        self.average: TensorId | None = None
+        """Once it is ready."""
+        self.is_orphaned = False
+        """The coordinator was lost: it may have said that the average counts, or not."""
+        self.committed_hash = ""
+        """Of the average that counts, once the coordinator says so. It may not be ready here."""
+        self._groups = groups = Groups.of(begun.roster, begun.num_rows, begun.listeners)
+        self._row = groups.row_of(node_id)
+        self.contributes = self._row is not None
+        self._averager: Averager | None = None
+        self._early: deque[Received] = deque()
+        """What has come of the column while this peer's row averages."""
+        self._row_sum: TensorId | None = None
+
+    @property
+    def round(self) -> int:
+        return self.begun.averaging.iteration.number
+
+    @property
+    def num_own(self) -> int:
+        """This peer's samples in the average."""
+        return self._own.num
+
+    @property
+    def committed(self) -> bool:
+        """Whether the coordinator has said that it counts."""
+        return bool(self.committed_hash)
+
+    @property
+    def num_in_row(self) -> int:
+        """Peers in this peer's row; 1 if it only listens."""
+        return 1 if self._row is None else len(self._groups.rows[self._row])
+
+    @property
+    def total(self) -> Weight:
+        """What all contributions are together."""
+        return added([self._weight_of(row) for row in range(len(self._groups.rows))])
+
+    def _weight_of(self, row: int) -> Weight:
+        """Return what the contributions of a row are together."""
+        begun = self.begun
+        members = self._groups.rows[row]
+        given = zip(begun.roster, begun.weights, begun.digests, strict=True)
+        return added([Weight(num, digest) for node, num, digest in given if node in members])
+
+    @property
+    def awaited(self) -> set[NodeId]:
+        """From whom something is to come."""
+        running = self.state in (RoundState.ROW, RoundState.COLUMN)
+        return self._averager.awaited if running and self._averager is not None else set()
+
+    @property
+    def _has_columns(self) -> bool:
+        return len(self._groups.rows) > 1
+
+    @property
+    def num_early(self) -> int:
+        """Tensors that have come too early. The driver still owns them."""
+        return sum(event.tensor is not None for event in self._early)
+
+    def begin(self) -> list[Effect]:
+        """Contribute, or wait for the average only."""
+        if self._row is None:
+            return self._begin_column()
+        row = self._groups.rows[self._row]
+        averaging = Averaging(self._id(ROWS), row)
+        self._averager = averager = Averager(self._node_id, averaging, self._port, self)
+        told = [] if self._has_columns else averager.tell(self._groups.listeners)
+        return told + averager.begin(self._own, self._weight_of(self._row))
+
+    def _begin_column(self) -> list[Effect]:
+        """Average what the rows have come to, or wait for that."""
+        groups = self._groups
+        self.state = RoundState.COLUMN if self._has_columns else RoundState.ROW
+        if not self._has_columns:
+            averaging = Averaging(self._id(ROWS), groups.rows[0])
+            port = self._port
+        else:
+            index = groups.column_of(self._node_id)
+            averaging = Averaging(self._id(COLUMNS), groups.column(index))
+            port = replace(
+                self._port,
+                num_phases=1,
+                compresses=False,
+                contribution=self._row_sum,
+                kind=AverageKind.BETWEEN,
+            )
+        self._averager = averager = Averager(self._node_id, averaging, port, self)
+        if self._node_id not in averaging.roster:
+            effects = averager.listen()
+        else:
+            assert self._row is not None
+            effects = averager.tell(groups.audience(groups.column_of(self._node_id)))
+            effects += averager.begin(self._weight_of(self._row), self.total)
+        while self._early:
+            effects += self.received(self._early.popleft())
+        return effects
+
+    def _id(self, level: int) -> AveragingId:
+        return AveragingId(self.begun.averaging.iteration, level)
+
+    def received(self, event: Received) -> list[Effect]:
+        """Take a contribution, or a mean."""
+        message = event.message
+        averager = self._averager
+        assert isinstance(message, ReducePart | ReducedPart)
+        is_column = message.averaging.view_version == COLUMNS
+        if is_column and self._has_columns and self.state is RoundState.ROW:
+            self._early.append(event)
+            return []
+        if averager is None or is_column != (self.state is RoundState.COLUMN):
+            return self._free(event)
+        match message:
+            case ReducePart():
+                return averager.part(event.sender, message, event.tensor)
+            case ReducedPart() if event.tensor is not None:
+                return averager.average(event.sender, message, event.tensor)
+            case _:
+                return []
+
+    def _free(self, event: Received) -> list[Effect]:
+        if event.tensor is None:
+            return []
+        return self._port.tensors.release(self._port.tensors.add(event.tensor))
+
+    def give_up(self) -> list[Effect]:
+        """Nobody needs this attempt any more: release what it holds."""
+        effects: list[Effect] = []
+        averager = self._averager
+        tensors = self._port.tensors
+        if averager is not None and averager.state is not AveragingState.AVERAGED:
+            effects += averager.abandon()
+            averager.close()
+        while self._early:
+            effects += self._free(self._early.popleft())
+        held = [each for each in (self.average, self._row_sum) if each is not None]
+        effects += tensors.release(*held)
+        self.average = self._row_sum = None
+        self.state = RoundState.FAILED
+        return effects
+
+    def fail_for(self, node: NodeId) -> list[Effect]:
+        """A peer does not take what it needs: the others have to average without it."""
+        if node not in self.begun.roster:
+            return []
+        self.unreachable = node
+        self.failure = "a peer can't be reached"
+        # Who has the average keeps it: it may count nevertheless.
+        return [] if self.state is RoundState.READY else self.averaging_failed(self.failure)
+
+    def take(self) -> TensorId:
+        """Return the average. Its reference is the caller's."""
+        average = self.average
+        self.average = None
+        assert average is not None
+        return average
+
+    # --- the averager's user ------------------------------------------------------------------
+
+    def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
+        """Nobody asks how long the average is."""
+        return []
+
+    def averaged(self) -> list[Effect]:
+        """All means are here: decode them."""
+        averager = self._averager
+        row = self._row
+        assert averager is not None
+        if self.state is RoundState.ROW and self._has_columns:
+            assert row is not None
+            job = Decode(self.round, scale=self._weight_of(row).num)
+        else:
+            job = Decode(self.round, between=self.state is RoundState.COLUMN)
+            self.state = RoundState.DECODING
+        return self._port.compute.submit(job, self, averager.take())
+
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:  # noqa: ARG002
+        """Nobody audits contributions here."""
+        return []
+
+    def lacking(self, found: Weight) -> list[Effect]:
+        """The contributions that came are others than the coordinator has counted."""
+        return self.averaging_failed(f"{found.num} samples came, and others were promised")
+
+    def averaging_failed(self, reason: str) -> list[Effect]:
+        """The device has refused something."""
+        self.failure = reason
+        return self.give_up()
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """The average is decoded: of the row, or of all."""
+        assert isinstance(event.result, Proposed), event
+        (output,) = event.outputs
+        if self.state is RoundState.ROW:
+            self._row_sum = output.id
+            return self._begin_column()
+        if self.state is not RoundState.DECODING:
+            return self._port.tensors.release(output.id)
+        self.average = output.id
+        self.average_hash = event.result.parameter_hash
+        if self.committed_hash not in ("", self.average_hash):
+            return self.averaging_failed("the average differs from the one that counts")
+        self.state = RoundState.READY
+        if self._row_sum is None:
+            return []
+        row_sum = self._row_sum
+        self._row_sum = None
+        return self._port.tensors.release(row_sum)
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """The means don't make an average."""
+        return self.averaging_failed(reason)
+
 
 _EARLY_MAX = 4096
 """Most contributions and means that are kept until the coordinator's word comes."""
@@ -52,8 +390,13 @@ class Rounds:
         held_max_bytes: int,
     ) -> None:
         self._held_max_bytes = held_max_bytes
-        self._node_id, self._past, self._own, self._loading = node_id, past, own, loading
-        self._port, self._tensors, self._compute = port, port.tensors, port.compute
+        self._node_id = node_id
+        self._past = past
+        self._own = own
+        self._loading = loading
+        self._port = port
+        self._tensors = port.tensors
+        self._compute = port.compute
         self._parts: dict[AveragingId, RoundPart] = {}
         self._told: set[AveragingId] = set()
         """Attempts whose end the coordinator knows."""
@@ -108,7 +451,8 @@ class Rounds:
         effects = self.give_up_uncommitted(but_ready=True)
         self._closing = message.averaging
         closing: PeerEffect = noted("round.closing", averaging=message.averaging)
-        number, own = message.averaging.iteration.number, self._own
+        number = message.averaging.iteration.number
+        own = self._own
         unfit = own.alone or own.is_stuck or self._loading.under_way or self.is_laden
         if number != self._past.height.round + 1 or unfit:
             return [*effects, closing, *self._say_closed(_NOTHING)]
@@ -122,7 +466,8 @@ class Rounds:
         return self._say_closed(self._own.held.weight if self._own.held else _NOTHING)
 
     def _say_closed(self, weight: Weight) -> list[PeerEffect]:
-        closing, self._closing = self._closing, None
+        closing = self._closing
+        self._closing = None
         assert closing is not None
         return [Send(self.coordinator, RoundClosed(closing, weight.num, weight.digest))]
 
@@ -290,7 +635,9 @@ class Rounds:
 
     def _use(self, averaging: AveragingId, part: RoundPart) -> list[PeerEffect]:
         """Use a committed average: the loop applies it now, or once it has the state before it."""
-        begun, before, next_height = part.begun, part.begun.height, reached_by(part)
+        begun = part.begun
+        before = part.begun.height
+        next_height = reached_by(part)
         own = part.num_own
         num_peers = sum(weight > 0 for weight in begun.weights)
         average = DeliverAverage(part.round, part.take(), own, part.total.num, num_peers)

@@ -17,7 +17,8 @@ from decod.limits import (
 )
 from decod.planner.part_shares import SHARE_FULL
 
-FRAGMENTS_MAX, RANK_MAX = 1024, 1 << 20
+FRAGMENTS_MAX = 1024
+RANK_MAX = 1 << 20
 
 BITS = (0, 4, 8, 16, 32)
 """Widths of numbers on their way. 0: what the run file says."""

@@ -17,12 +17,57 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from decod.ids import JobId, TensorId
-from decod.protocol.core.effects import Effect, StartJob, noted
-from decod.protocol.core.events import JobFailed, JobFinished
+from decod.protocol.core.durations import Patience
+from decod.protocol.core.effects import Effect, FreeTensor, StartJob, noted
+from decod.protocol.core.events import JobFailed, JobFinished, Tensor
 from decod.protocol.core.jobs import Job, JobScope, Pass, Propose, Reset, Retract, Turn
-from decod.protocol.core.patience import Patience
-from decod.protocol.core.tensor_store import TensorStore
 from decod.run.protocol_config import ProtocolConfig
+
+
+class TensorStore:
+    """Counts references; a tensor is freed when the last one is released."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._references: dict[TensorId, int] = {}
+        self._sizes: dict[TensorId, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._references)
+
+    def add(self, tensor: Tensor) -> TensorId:
+        """Take a tensor over from the driver, with one reference."""
+        assert tensor.id not in self._references, tensor
+        self._references[tensor.id] = 1
+        self._sizes[tensor.id] = tensor.size_bytes
+        self.size_bytes += tensor.size_bytes
+        return tensor.id
+
+    def size_of(self, tensor: TensorId) -> int:
+        """Return a held tensor's size in bytes."""
+        return self._sizes[tensor]
+
+    def retain(self, tensor: TensorId) -> TensorId:
+        assert tensor in self._references, f"{tensor} has been freed already"
+        self._references[tensor] += 1
+        return tensor
+
+    def release(self, *tensors: TensorId) -> list[Effect]:
+        effects: list[Effect] = []
+        for tensor in tensors:
+            assert self._references.get(tensor, 0) > 0, f"{tensor} has been freed already"
+            self._references[tensor] -= 1
+            if self._references[tensor] == 0:
+                del self._references[tensor]
+                self.size_bytes -= self._sizes.pop(tensor)
+                effects.append(FreeTensor(tensor))
+        return effects
+
+    def hand_over(self, tensor: TensorId) -> None:
+        """Give a tensor to the driver for good; it must be this machine's alone."""
+        assert self._references.pop(tensor) == 1, tensor
+        self.size_bytes -= self._sizes.pop(tensor)
+
 
 NO_JOB = JobId(0)
 
@@ -74,7 +119,8 @@ class ComputeQueue:
     def __init__(self, tensors: TensorStore, config: ProtocolConfig | None = None) -> None:
         self._tensors = tensors
         config = config or ProtocolConfig()
-        self._patience, self._watched = Patience(config), NO_JOB
+        self._patience = Patience(config)
+        self._watched = NO_JOB
         self._patience.interval_s = max(self._patience.interval_s, config.heartbeat_interval_s)
         self._waiting: dict[Turn, deque[_Given]] = {turn: deque() for turn in Turn}
         """By turn, in the order in which turns come."""

@@ -1,22 +1,104 @@
-"""What a node's machines share. `NodeMachine` alone replaces the view and the iteration."""
+"""Who a node is, what it must know of the run, and what its machines share.
+
+`NodeMachine` alone replaces the view and the iteration of a `Context`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.planner.part_shares import SHARE_FULL, owners_of
-from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.bans import NO_BANS, BanList
-from decod.protocol.core.compute_queue import ComputeQueue
-from decod.protocol.core.detours import BYWAYS_MAX, Detours
+from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
+from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
+from decod.protocol.core.detours import BYWAYS_MAX, Detours, RemoteLinks
+from decod.protocol.core.durations import SpentTime
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import CatchUp, Heartbeat
 from decod.protocol.core.proofs import NO_PROOFS, Proofs
-from decod.protocol.core.remote_links import RemoteLinks
-from decod.protocol.core.spent_time import SpentTime
-from decod.protocol.core.tensor_store import TensorStore
-from decod.protocol.core.view import Member, Opening, View, next_peers, previous_peers
+from decod.protocol.core.seals import NO_SEALS, Seals
+from decod.protocol.core.view import (
+    Duty,
+    Member,
+    Opening,
+    Reach,
+    Role,
+    View,
+    next_peers,
+    previous_peers,
+)
 from decod.run.run_config import Organisation, RunConfig
+
+
+class NodeState(StrEnum):
+    """What `decod status` shows of a node. The daemon adds `starting`."""
+
+    JOINING = "joining"
+    SYNCING = "syncing"
+    TRAINING = "training"
+    AGGREGATING = "aggregating"
+    PAUSED = "paused"
+    DRAINING = "draining"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this node is, and what it offers."""
+
+    node_id: NodeId
+    address: str
+    role: Role
+    capacity: int
+    compute_s: float
+    """Measured time for one microbatch: c_i of equation (1)."""
+    stage_index: int | None = None
+    """The relay stage it insists on, or None."""
+    duty: Duty = Duty.NONE
+    """The one that it insists on, as a server."""
+    reach: Reach = Reach.DIALLED
+    """Whether others can dial it, and whether it passes on what is for those whom nobody can."""
+    name: str = ""
+    device: str = ""
+    """What it computes on, for people: at most `DEVICE_LENGTH_MAX` printable characters."""
+    seals: Seals = NO_SEALS
+    """How it proves its decisions, and has others prove theirs."""
+    proofs: Proofs = NO_PROOFS
+    """How others prove what they have sent."""
+    bans: BanList = NO_BANS
+    """Who is banned, as its host has kept it."""
+    read_bans: ReadBans = disbelieve
+    """Reads later lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The last vote of a node. It outlives the process."""
+
+    term: int = 0
+    candidate: NodeId | None = None
+
+
+NO_PROMISE = Promise()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the core must know of a run beside its settings."""
+
+    manifest_sha256: str
+    activation_size_bytes: int
+    """Of a microbatch, on its way."""
+    formats: tuple[AverageFormat, ...] = ()
+    """In which averages may travel, the largest first. None: there is no choice."""
+    start_iteration: int = 0
+    """The committed iteration whose state the run starts from; 0 for one that begins anew."""
+    initial_from_leader: bool = False
+    """The run starts from a given state: the leader has it, and candidates fetch their part."""
+    promise: Promise = NO_PROMISE
+    """The vote that this node has kept of an earlier life in this run."""
+
 
 _NOTHING_COMMITTED = Iteration(0, 0)
 
@@ -118,9 +200,13 @@ class Context:
 
     def begin(self, opening: Opening) -> None:
         """Begin the iteration of an opening. Its view comes apart (`adopt`)."""
-        self.iteration, self.anchor, self.due = opening.iteration, opening.anchor, opening.due
-        self.spec, self.travelling = opening.spec, opening.travelling
-        self.slow, self.travelled = dict(opening.slow), dict(opening.travelled)
+        self.iteration = opening.iteration
+        self.anchor = opening.anchor
+        self.due = opening.due
+        self.spec = opening.spec
+        self.travelling = opening.travelling
+        self.slow = dict(opening.slow)
+        self.travelled = dict(opening.travelled)
 
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""

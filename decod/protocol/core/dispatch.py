@@ -57,7 +57,8 @@ class Dispatch:
 
     def deliver(self, now_s: float, received: Received) -> list[Effect]:
         """Hand a message to its receiver, keep it for later, or drop it."""
-        message, context = received.message, self._context
+        message = received.message
+        context = self._context
         if _travels(message) and context.node_id not in context.view:
             return self.keep(received)  # Of an iteration that this node may enter with.
         place = _place_of(message, context.iteration, context.view.version)
@@ -91,12 +92,14 @@ class Dispatch:
 
     def replay(self, now_s: float) -> list[Effect]:
         """Take up the early messages, in the order in which they came."""
-        early, self._early = self._early, deque()
+        early = self._early
+        self._early = deque()
         return [effect for each in early for effect in self.deliver(now_s, each)]
 
     def end(self) -> list[Effect]:
         """Drop the early messages: the node stops."""
-        early, self._early = self._early, deque()
+        early = self._early
+        self._early = deque()
         return [effect for each in early for effect in released(each)]
 
 

@@ -8,7 +8,7 @@ from decod.protocol.core.bans import BanList
 from decod.protocol.core.era import Kept
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member
 
 

@@ -9,7 +9,16 @@ from decod.protocol.core.bans import BanList
 from decod.protocol.core.era import Kept
 from decod.protocol.core.jobs import JobResult
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
+
+
+def earliest(*deadlines_s: float | None) -> float | None:
+    """Return the first of some instants; None if there is none."""
+    first: float | None = None
+    for deadline_s in deadlines_s:
+        if deadline_s is not None and (first is None or deadline_s < first):
+            first = deadline_s
+    return first
 
 
 @dataclass(frozen=True, slots=True)

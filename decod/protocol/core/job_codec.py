@@ -22,6 +22,34 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 from decod.limits import Allowed
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+_MARK = "_runs"
+
+
+def runs(*job_classes: type) -> Callable[[_Method], _Method]:
+    """Mark a method as the one that runs jobs of these classes. A runner has one for each."""
+
+    def mark(method: _Method) -> _Method:
+        setattr(method, _MARK, job_classes)
+        return method
+
+    return mark
+
+
+def methods_of(runner: object) -> dict[type, Callable[..., Any]]:
+    """Return the methods of an object that are marked, by the classes of jobs that they run.
+
+    A subclass's method goes before one of a base class that runs the same jobs.
+    """
+    found: dict[type, Callable[..., Any]] = {}
+    for base in reversed(type(runner).__mro__):
+        for name, member in vars(base).items():
+            for job_class in getattr(member, _MARK, ()):
+                found[job_class] = getattr(runner, name)
+    return found
+
+
 _T = TypeVar("_T")
 _Read = Callable[[Any], Any]
 _Write = Callable[[Any], Any] | None
@@ -70,7 +98,8 @@ def parsed(kind: type[_T], values: Any) -> _T:
         FormError: It is no such dataclass.
     """
     readers = (_FORMS.get(kind) or _form_of(kind)).readers
-    found, name = {}, ""
+    found = {}
+    name = ""
     try:
         if type(values) is not dict or len(values) != len(readers):
             raise _other_fields(kind, values)
@@ -100,7 +129,8 @@ def _form_of(kind: type) -> _Form:
 
 def _of_type(hint: Any) -> tuple[_Write, _Read]:
     """Return what writes a value of a type, and what reads it."""
-    origin, arguments = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    arguments = get_args(hint)
     if origin is Annotated:
         write, read = _of_type(arguments[0])
         for limit in arguments[1:]:

@@ -10,7 +10,7 @@ needs a class here, and a method marked `@runs` in `worker/job_methods.py` and
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from typing_extensions import override
 
@@ -18,7 +18,7 @@ from decod.ids import MicrobatchId
 from decod.limits import NUMBER_MAX, Magnitude, exactly, within
 from decod.planner.deciding import Decided, Unsettled
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.protocol.core.sketch import SEED_BYTES
+from decod.protocol.core.fingerprints import SEED_BYTES
 
 # Whole numbers are at least 0, which the codec checks.
 Positive = Annotated[int, within(1, NUMBER_MAX)]
@@ -175,7 +175,8 @@ class BaseJob:
         return type(self).__name__
 
 
-ACTIVATION_RECEIVED, GRADIENT_RECEIVED = "activation received", "gradient received"
+ACTIVATION_RECEIVED = "activation received"
+GRADIENT_RECEIVED = "gradient received"
 """What a device names if it refuses what another has sent."""
 
 
@@ -587,3 +588,65 @@ Job = (
     | Measure
     | DecideFlows
 )
+
+
+# --- what a daemon itself asks, beside the core ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The process is ready for other jobs."""
+
+    facts: dict[str, Any]
+    """Of the device and of torch, for the daemon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configure(BaseJob):
+    """The first job of each process: it describes the run and the device."""
+
+    result = Configured
+
+    settings: dict[str, Any]
+    """See `decod.worker.configure`, which checks them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DoNothing(BaseJob):
+    """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetThreads(BaseJob):
+    """Compute with so many threads from now on."""
+
+    num_threads: Positive | None
+    """None: as many as torch takes by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRecompute(BaseJob):
+    """Recompute forward passes, or not, in the stages that are built from now on."""
+
+    recompute: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadStage(BaseJob):
+    """Spread the stages that are built from now on over the devices, or copy them."""
+
+    sharded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBlock(BaseJob):
+    """Take in a block of the data (input 0) whose file on this host is damaged."""
+
+    shard_index: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guide(BaseJob):
+    """Of an averaging process: start low-rank factors from the newest average (input 0), or from
+    none."""

@@ -19,8 +19,7 @@ from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import CatchUp, Mend, Message, Open
 from decod.protocol.core.seals import NO_SEALS, Seals, doubts, sealed
-from decod.protocol.core.view import View
-from decod.protocol.core.view_change import change_between, changed_electors, changed_view
+from decod.protocol.core.view import View, change_between, changed_electors, changed_view
 
 _KNOWN_MAX = 8
 """Views that a node keeps, the newest included: a member may have missed some."""
@@ -38,7 +37,8 @@ class KnownViews:
     """
 
     def __init__(self, context: Context, seals: Seals = NO_SEALS) -> None:
-        self._context, self._seals = context, seals
+        self._context = context
+        self._seals = seals
         self._known: deque[View] = deque(maxlen=_KNOWN_MAX)
         self._before: dict[_Place, View] = {}
         """The view that each of the last decisions has met here."""
@@ -62,7 +62,8 @@ class KnownViews:
 
     def asked(self, sender: NodeId, message: CatchUp) -> None:
         """What is sent to a node in this step may change the view that it names."""
-        self._asker, self._asking = sender, message
+        self._asker = sender
+        self._asking = message
 
     def answered(self) -> None:
         """The step is over."""
@@ -120,7 +121,8 @@ class KnownViews:
 
     def _ask(self, sender: NodeId) -> list[Effect]:
         """Ask for a whole view, unless the answer to this may still be on its way."""
-        now_s, interval_s = self._context.now_s, self._context.run.protocol.heartbeat_interval_s
+        now_s = self._context.now_s
+        interval_s = self._context.run.protocol.heartbeat_interval_s
         asked, asked_s = self._asked
         if asked == sender and now_s - asked_s < interval_s:
             return []

@@ -35,7 +35,7 @@ from decod.planner.cost import (
     transfer_rate,
 )
 from decod.protocol.core import jobs
-from decod.protocol.core.estimate import STALE_S, Recent
+from decod.protocol.core.durations import STALE_S, Recent
 
 TRANSFER_SIZE_MIN_BYTES = 1 << 16
 """Less is over before the time of its bytes stands out from that of its latency."""
@@ -221,7 +221,8 @@ class LinkTable:
             return _BROKEN
         if peer not in self._passed:
             return self._direct_link(peer)
-        link, known = self._direct_link(peer), self._peers.get(peer)
+        link = self._direct_link(peer)
+        known = self._peers.get(peer)
         # The host in between takes each byte twice, in and out, at the expense of its own traffic.
         # A measurement contains both links, but not that.
         trips = 1 if known is not None and known.latency_s else 2
@@ -233,7 +234,8 @@ class LinkTable:
             return self.typical_link()
         if known.link is not None:
             return known.link
-        latency, bandwidth = known.latency_s, known.bandwidth_bytes_per_s
+        latency = known.latency_s
+        bandwidth = known.bandwidth_bytes_per_s
         if latency and bandwidth:
             known.link = sane_link(Link(latency.least, bandwidth.median))
             return known.link
@@ -326,7 +328,8 @@ class LinkTable:
 
     def terms(self, peer: NodeId) -> Terms:
         """Return this node's end of the link to a peer, as it knows it now."""
-        known, compute_s = self._peers.get(peer), self.compute_s
+        known = self._peers.get(peer)
+        compute_s = self.compute_s
         if known is None or peer in self.broken:
             return Terms(self.link(peer), compute_s)
         if known.terms is None or known.terms.compute_s != compute_s:
@@ -341,7 +344,8 @@ class LinkTable:
         known = self._peers.get(peer)
         if known is None or known.told is None:
             return True
-        old, new = self._shares_s(known.told), self._shares_s(self.terms(peer))
+        old = self._shares_s(known.told)
+        new = self._shares_s(self.terms(peer))
         negligible_s = _NEGLIGIBLE_RATIO * min(sum(old), sum(new))
         return any(
             abs(now - then) > max(_MOVED_RATIO * then, negligible_s)
@@ -353,7 +357,8 @@ class LinkTable:
         known = self._peers.get(peer)
         if known is None or known.told is None:
             return False
-        old, new = self._shares_s(known.told), self._shares_s(self.terms(peer))
+        old = self._shares_s(known.told)
+        new = self._shares_s(self.terms(peer))
         short_s, long_s = sorted((old[-1], new[-1]))
         otherwise = long_s >= _OTHERWISE_FACTOR * short_s
         return otherwise and long_s > _TRANSFER_SHARE_MIN * min(sum(old), sum(new))

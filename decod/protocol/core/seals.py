@@ -62,7 +62,8 @@ def doubts(received: Received, seals: Seals) -> list[Effect]:
     """Return a note if a message is a decision that nobody who may decide has made."""
     if not isinstance(received.message, SEALED):
         return []
-    fault, what = seals.fault_of(received.message), type(received.message).__name__
+    fault = seals.fault_of(received.message)
+    what = type(received.message).__name__
     if not fault:
         return []
     return [noted("decision.unproven", peer=received.sender, what=what, reason=fault)]

@@ -29,8 +29,10 @@ from decod.limits import (
     NumFlows,
     NumStages,
     Ordinal,
+    Sha256,
     StageIndex,
     malformed,
+    unique,
 )
 from decod.protocol.core.average_spec import WHOLE, AverageSpec, SlowShares, StageVersions
 from decod.protocol.core.era import MARKS_MAX, Mark, Origin
@@ -380,7 +382,8 @@ def tree_place(view: View, node_id: NodeId, *, fanout: int) -> TreePlace:
     if it has none.
     """
     member = view.by_id[node_id]
-    roster, clients = view.roster(member.stage_index), view.clients[member.stage_index]
+    roster = view.roster(member.stage_index)
+    clients = view.clients[member.stage_index]
     if member.role is Role.CLIENT:
         served_by = roster[clients.index(member) % len(roster)] if roster else view.members[0]
         return TreePlace(served_by.node_id, ())
@@ -434,7 +437,8 @@ def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, 
     if not member.capacity or member.role is Role.CLIENT:
         return ()
     stage = member.stage_index
-    here, there = view.workers[stage], _workers_after(view, stage)
+    here = view.workers[stage]
+    there = _workers_after(view, stage)
     if stage in (0, view.num_stages - 1) or len(there) <= max_peers:
         return tuple(m.node_id for m in there)
     index = view.worker_places[node_id]
@@ -460,7 +464,8 @@ def stage_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId,
     stage = [m.node_id for m in view.workers[view.by_id[node_id].stage_index]]
     if node_id not in stage:
         return ()
-    here, reach = stage.index(node_id), max(1, max_peers // 2)
+    here = stage.index(node_id)
+    reach = max(1, max_peers // 2)
     offsets = range(-reach, reach + 1) if 2 * reach + 1 < len(stage) else range(len(stage))
     found = dict.fromkeys(stage[(here + offset) % len(stage)] for offset in offsets)
     return tuple(other for other in found if other != node_id)
@@ -511,3 +516,149 @@ def flow_room(view: View, node_id: NodeId) -> int:
 def _positions(view: View, members: Sequence[Member]) -> list[NodeId]:
     """Return each member as often as it has room for flows."""
     return [m.node_id for m in members for _ in range(flow_room(view, m.node_id))]
+
+
+@dataclass(frozen=True, slots=True)
+class ElectorChange:
+    """The electors of an opening, as the difference from the members of its view."""
+
+    first: NodeId
+    """The leader of the last committed view. It is an elector."""
+    without_vote: NodeIds = ()
+    """Members that are no electors."""
+    former: NodeIds = ()
+    """Electors that are no members."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if a node is an elector and none."""
+        unique("former", (*self.without_vote, *self.former))
+        if self.first in self.without_vote:
+            raise malformed("first", self.first, allowed="an elector")
+
+
+@dataclass(frozen=True, slots=True)
+class ViewChange:
+    """What turns one view into another. The other's version, term and leader stand beside it."""
+
+    base: Sha256
+    """Hash of the view that it changes."""
+    result: Sha256
+    """Hash of the view that it makes. As `base`, if nothing changes."""
+    gone: NodeIds = ()
+    """Members of the base that are no members any more."""
+    changed: Annotated[tuple[Member, ...], AtMost(MEMBERS_MAX)] = ()
+    """Members that are new, or differ from the base's. Each node once, and not among the gone."""
+    electors: ElectorChange | None = None
+    """None: the electors are the members."""
+
+    def verify(self) -> None:
+        """Raise `MalformedMessageError` if the change contradicts itself."""
+        nodes = [*self.gone, *(member.node_id for member in self.changed)]
+        if len(set(nodes)) != len(nodes):
+            raise malformed("changed", "a node twice", allowed="each node once, gone or changed")
+        if self.base == self.result and nodes:
+            raise malformed("result", self.result, allowed="another hash than base's")
+
+
+def verify_told(view: View, change: ViewChange | None) -> None:
+    """Raise `MalformedMessageError` unless a view is told whole or as a change, and not both."""
+    if view.members and change is not None:
+        raise malformed("members", "given", allowed="none beside a change of the view")
+    if not view.members and change is None:
+        raise malformed("members", "0 entries", allowed="1 entry or a change of the view")
+
+
+def change_between(base: View, view: View, electors: Sequence[NodeId] = ()) -> ViewChange:
+    """Return what turns `base` into `view`, and the electors of an opening into its members."""
+    told = _elector_change(view, electors) if electors else None
+    if base is view:
+        return ViewChange(view.hash, view.hash, electors=told)
+    before = base.by_id
+    after = view.by_id
+    gone = tuple(member.node_id for member in base.members if member.node_id not in after)
+    changed = tuple(m for m in view.members if before.get(m.node_id) != m)
+    return ViewChange(base.hash, view.hash, gone, changed, told)
+
+
+def changed_view(base: View, outline: View, change: ViewChange) -> View | None:
+    """Return the view that a change makes of its base, if it is the one that its sender has.
+
+    Args:
+        base: A view that this node knows.
+        outline: The new view without its members.
+        change: What the sender says.
+
+    Returns:
+        None if the hash of the base or of the result is another, or the result breaks a rule of
+        views.
+    """
+    if base.hash != change.base:
+        return None
+    if change.base == change.result and not (change.gone or change.changed):
+        return base if base.outline == outline else None
+    dropped = {*change.gone, *(member.node_id for member in change.changed)}
+    kept = (member for member in base.members if member.node_id not in dropped)
+    view = View.of(
+        (*kept, *change.changed),
+        version=outline.version,
+        leader=outline.leader,
+        term=outline.term,
+        num_stages=outline.num_stages,
+    )
+    return view if view.hash == change.result and fault_of(view) is None else None
+
+
+def changed_electors(view: View, change: ElectorChange | None) -> tuple[NodeId, ...]:
+    """Return the electors of an opening: none if they are its members."""
+    if change is None:
+        return ()
+    lacking = {*change.without_vote, change.first}
+    members = (m.node_id for m in view.members if m.node_id not in lacking)
+    return _in_order(change.first, (*members, *change.former))
+
+
+def _elector_change(view: View, electors: Sequence[NodeId]) -> ElectorChange:
+    chosen = set(electors)
+    return ElectorChange(
+        electors[0],
+        tuple(m.node_id for m in view.members if m.node_id not in chosen),
+        tuple(node for node in electors if node not in view.by_id),
+    )
+
+
+def _in_order(first: NodeId, others: Iterable[NodeId]) -> tuple[NodeId, ...]:
+    return tuple(dict.fromkeys((first, *others)))
+
+
+HOSTS_BETWEEN = 4
+"""Hosts at which a member that nobody can dial keeps a call open for others, beside the leader. If
+one is lost, the next takes over."""
+
+
+def hosts_between(members: Iterable[Member], leader: NodeId, goal: NodeId) -> list[Member]:
+    """Return the members that pass on connections to another one, the first choice first.
+
+    Each goal has other hosts, so that the traffic spreads. The leader comes last, because each
+    candidate keeps a call open there, too, and a candidate may know no other member yet.
+
+    Members dial each other, and a member that nobody can dial dials all others. So a host in
+    between is needed only between two members that nobody can dial, or where the one that can be
+    dialled begins. Both ends find the same hosts from the view, without a message.
+
+    Args:
+        members: Those that the node that asks knows of: its view's.
+        leader: The leader.
+        goal: A member, or a candidate.
+    """
+    able = [m for m in members if m.reach is Reach.PASSES_ON and m.node_id != goal]
+    ranked = sorted(able, key=lambda m: hashlib.sha256(f"{goal}/{m.node_id}".encode()).digest())
+    chosen = [m for m in ranked if m.node_id != leader][:HOSTS_BETWEEN]
+    return [*chosen, *(m for m in able if m.node_id == leader)]
+
+
+def passed_peers(view: View, node: NodeId) -> frozenset[NodeId]:
+    """Return the members whose traffic with a member passes through another host."""
+    own = view.by_id.get(node)
+    if own is None or not own.outbound:
+        return frozenset()
+    return frozenset(m.node_id for m in view.members if m.outbound and m.node_id != node)

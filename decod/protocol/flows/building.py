@@ -33,10 +33,10 @@ from typing_extensions import override
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.events import earliest
 from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
-from decod.protocol.core.messages.negotiation_messages import SettledFlow
+from decod.protocol.core.messages.routing_messages import SettledFlow
 from decod.protocol.core.view import flow_quota, flow_room
 from decod.protocol.flows.negotiation.settling import SettledHop
 
@@ -302,7 +302,8 @@ class Inflows:
     def _leads_home(self, sender: NodeId, home: NodeId, answer: FlowAnswer) -> bool:
         """Whether a granted path passes one relay of each stage from here on, its sender first."""
         assert answer.flow_id is not None
-        view, path = self.context.view, answer.path
+        view = self.context.view
+        path = answer.path
         wanted = [*range(self.context.member.stage_index + 1, view.num_stages)]
         stages = [view.by_id[node].stage_index if node in view else None for node in path]
         return answer.flow_id.data_node == home and stages == wanted and sender == (*path, home)[0]
@@ -508,7 +509,8 @@ class DataFlows(_Flows):
     @override
     def activate(self, now_s: float) -> list[Effect]:
         """Offer all slots to the last relay stage, and begin to ask the first."""
-        node_id, num_slots = self._context.node_id, self._context.member.capacity
+        node_id = self._context.node_id
+        num_slots = self._context.member.capacity
         slots = {FlowId(node_id, slot): 0.0 for slot in range(num_slots)}
         return self.outflows.add(now_s, slots) + super().activate(now_s)
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from decod.ids import NodeId
 from decod.planner.graph import Objective
-from decod.protocol.core.messages.negotiation_messages import Hop
+from decod.protocol.core.messages.routing_messages import Hop
 from decod.protocol.core.residual import LINK_COST_MAX as LINK_COST_MAX
 
 _EXPONENT = 8

@@ -12,7 +12,7 @@ from random import Random
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage
+from decod.protocol.core.messages.routing_messages import RoutingMessage
 from decod.protocol.flows.building import DataFlows, FlowOffer, Granted, RelayFlows
 
 
@@ -99,7 +99,8 @@ class Routing:
 
     def known_flows(self, flows: RelayFlows | DataFlows) -> tuple[KnownFlow, ...]:
         """Return the flows in use: whole ones where they are known, else this node's hops."""
-        node_id, cost_s = self._context.node_id, self._context.links.cost_s
+        node_id = self._context.node_id
+        cost_s = self._context.links.cost_s
         if isinstance(flows, DataFlows):
             firsts = {flow_id: granted.peer for flow_id, granted in flows.complete.items()}
             return tuple(

@@ -16,7 +16,7 @@ from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage, SettledFlow
+from decod.protocol.core.messages.routing_messages import RoutingMessage, SettledFlow
 from decod.protocol.core.view import flow_quota, flow_room, stage_peers
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlows
 from decod.protocol.flows.negotiation.settling import Settling
@@ -120,12 +120,17 @@ class SearchingRouting(Routing):
     @override
     def renew(self, now_s: float) -> None:
         """Begin anew in the context's view, with what is left of the search in the last one."""
-        context, view = self._context, self._context.view
+        context = self._context
+        view = self._context.view
         if self._search is not None:
             self._search.end()
-        self.epoch, self._agreed_epoch, self._seen_epoch, self._known = 0, 0, 0, ()
+        self.epoch = 0
+        self._agreed_epoch = 0
+        self._seen_epoch = 0
+        self._known = ()
         if not context.member.capacity or view.idle_stages:
-            self._search, self.deadline_s = None, None
+            self._search = None
+            self.deadline_s = None
             return
         before = self._search
         if before is not None and before.settling.stood:
@@ -143,8 +148,11 @@ class SearchingRouting(Routing):
         self.deadline_s = now_s + context.run.protocol.negotiation_interval_s
 
     def _position(self) -> Position:
-        context, view, node_id = self._context, self._context.view, self._context.node_id
-        data, limit = context.member.stage_index == 0, context.run.protocol.max_peers_per_stage
+        context = self._context
+        view = self._context.view
+        node_id = self._context.node_id
+        data = context.member.stage_index == 0
+        limit = context.run.protocol.max_peers_per_stage
         others = [m.node_id for m in view.workers[0] if m.node_id != node_id]
         return Position(
             node_id=node_id,
@@ -230,7 +238,8 @@ class SearchingRouting(Routing):
         """Use the flows of a settlement from now on. Returns whether that changes anything."""
         if self._search is None or epoch <= self.epoch:
             return False
-        part, node_id = self._search.settling.of(epoch), self._context.node_id
+        part = self._search.settling.of(epoch)
+        node_id = self._context.node_id
         if isinstance(flows, DataFlows):
             flows.adopt({k: flow for k, flow in part.flows.items() if k.data_node == node_id})
         else:
@@ -250,10 +259,12 @@ class SearchingRouting(Routing):
 
         Wherever a relay is gone, or loads its stage's state first, another takes its place.
         """
-        context, view = self._context, self._context.view
+        context = self._context
+        view = self._context.view
         if self.epoch or not self._last or self._search is None:
             return {}
-        ids, flows = [*self._last], [*self._last.values()]
+        ids = [*self._last]
+        flows = [*self._last.values()]
         if any(len(flow.path) != view.num_stages - 1 for flow in flows):
             return {}
         paths = replaced(context, [f.path for f in flows], newest=context.iteration.number - 1)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 from decod.ids import Iteration, NodeId
 from decod.planner.assignment import Applicant, StageLoad, assign_stages
+from decod.protocol.core.context import RunFacts
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
-from decod.protocol.core.messages.replay_messages import DONORS_MAX
-from decod.protocol.core.node_identity import RunFacts
+from decod.protocol.core.messages.membership_messages import DONORS_MAX
 from decod.protocol.core.view import Duty, Member, Role, View
 from decod.run.run_config import Organisation, RunConfig
 

@@ -24,9 +24,8 @@ from enum import Enum
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason, noted
-from decod.protocol.core.events import Received
+from decod.protocol.core.events import Received, earliest
 from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
 from decod.protocol.core.view import Member, Role, View
 from decod.run.training_config import SyncConfig

@@ -44,12 +44,12 @@ from itertools import count
 from random import Random
 
 from decod.ids import Iteration, NodeId
-from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
+from decod.protocol.core.context import Context, Promise
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.era import Hashes
+from decod.protocol.core.events import earliest
 from decod.protocol.core.messages import Mend, Open, Ping
-from decod.protocol.core.messages.election_messages import (
+from decod.protocol.core.messages.decision_messages import (
     Candidacy,
     Canvass,
     CanvassAnswer,
@@ -57,7 +57,6 @@ from decod.protocol.core.messages.election_messages import (
     LeaderIs,
     Vote,
 )
-from decod.protocol.core.node_identity import Promise
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.quorum import (
     Ballot,
@@ -68,7 +67,7 @@ from decod.protocol.leadership.quorum import (
     is_quorum,
     place_in,
 )
-from decod.protocol.links.failure_detector import Accrual
+from decod.protocol.links.liveness import Accrual
 
 BEATS_PER_TIMEOUT = 4
 """How often the leader shows its deputies that it lives, in `election_timeout_s`."""

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
-from decod.protocol.core.context import Context
+from decod.protocol.core.context import Context, Identity
 from decod.protocol.core.effects import Effect, FetchState, FreeTensor, Note, Send, Stop, StopReason
 from decod.protocol.core.events import (
     JobFinished,
@@ -28,12 +28,11 @@ from decod.protocol.core.events import (
 )
 from decod.protocol.core.jobs import Build, Built, Job, Load
 from decod.protocol.core.messages import Assign, Join, Prepared, Refuse
-from decod.protocol.core.messages.election_messages import Candidacy, Canvass
-from decod.protocol.core.messages.replay_messages import Average, Follow, Followed
+from decod.protocol.core.messages.decision_messages import Candidacy, Canvass
+from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
 from decod.protocol.core.messages.scopes import OfRun
-from decod.protocol.core.node_identity import Identity
 from decod.protocol.core.view import Opening, Role
-from decod.protocol.state.mirrors import inventory
+from decod.protocol.state.kept_states import inventory
 from decod.protocol.state.replay import Replay
 from decod.protocol.state.replay_sources import ReplaySource, refused
 

@@ -26,9 +26,10 @@ from random import Random
 from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.protocol.core.deadline import earliest
-from decod.protocol.core.digest import add_digests
+from decod.protocol.core.context import RunFacts
 from decod.protocol.core.effects import BanLiar, CompleteRun, Effect, Send, noted
+from decod.protocol.core.events import earliest
+from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.messages import (
     NOT_FINITE,
     AuditResult,
@@ -51,7 +52,6 @@ from decod.protocol.core.messages import (
     StandOut,
     Suspect,
 )
-from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Member, Opening, Role, View, fault_of, orphans
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.availability import (

@@ -13,8 +13,7 @@ from typing import get_args
 
 from decod.ids import NodeId
 from decod.protocol.core import messages
-from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
+from decod.protocol.core.context import Context, Promise, RunFacts
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import (
@@ -24,9 +23,10 @@ from decod.protocol.core.events import (
     LeaderFound,
     Received,
     VotePersisted,
+    earliest,
 )
 from decod.protocol.core.messages import Leave, Message
-from decod.protocol.core.messages.election_messages import (
+from decod.protocol.core.messages.decision_messages import (
     Candidacy,
     Canvass,
     CanvassAnswer,
@@ -35,9 +35,8 @@ from decod.protocol.core.messages.election_messages import (
     LeaderIs,
     Vote,
 )
-from decod.protocol.core.messages.forwarding_messages import Passed
-from decod.protocol.core.messages.replay_messages import FollowMessage
-from decod.protocol.core.node_identity import Promise, RunFacts
+from decod.protocol.core.messages.membership_messages import FollowMessage
+from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.leadership.availability import EVERYBODY
 from decod.protocol.leadership.election import (
     BEATS_PER_TIMEOUT,

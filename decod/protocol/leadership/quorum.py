@@ -21,18 +21,17 @@ from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
 
 from decod.ids import Iteration, NodeId
-from decod.protocol.core.context import Context
+from decod.protocol.core.context import Context, Promise
 from decod.protocol.core.effects import Effect, Note, PersistVote, Send
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages import Mend, Open
-from decod.protocol.core.messages.election_messages import (
+from decod.protocol.core.messages.decision_messages import (
     Candidacy,
     Canvass,
     CanvassAnswer,
     Confirm,
     Vote,
 )
-from decod.protocol.core.node_identity import Promise
 from decod.protocol.core.view import Opening, View
 
 

@@ -42,9 +42,9 @@ from random import Random
 
 from decod.ids import AveragingId, NodeId
 from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.fingerprints import SEED_BYTES
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork
-from decod.protocol.core.sketch import SEED_BYTES
 from decod.protocol.core.view import Role, View
 from decod.run.protocol_config import NO_AUDITS
 from decod.run.run_config import RunConfig

@@ -7,9 +7,9 @@
 The states of one iteration are looked for that all stages can have: kept on disks, of other stages'
 hosts too; else the leader's checkpoint, if that is newer or nothing else is whole; else what the
 run started from, if that is not long ago. All of that is read to its last byte first, the hosts'
-states before they answer (`protocol.state.mirrors`); where it was altered or removed, the next best
-serves. All members go back there, and compute the same iterations again from the same tokens. If
-there is nothing of that kind, the lost stage's weights are made from its neighbours', and nobody
+states before they answer (`protocol.state.kept_states`); where it was altered or removed, the next
+best serves. All members go back there, and compute the same iterations again from the same tokens.
+If there is nothing of that kind, the lost stage's weights are made from its neighbours', and nobody
 goes back. If the leader itself can't get what was promised all the same, everybody is asked again,
 and another era begins; what has failed twice is not tried a third time.
 
@@ -24,6 +24,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decod.ids import Iteration, NodeId
+from decod.protocol.core.context import NodeState
 from decod.protocol.core.effects import Effect, Note, ReadCheckpoint, noted
 from decod.protocol.core.era import (
     HOLDERS_MAX,
@@ -37,7 +38,6 @@ from decod.protocol.core.era import (
 )
 from decod.protocol.core.events import CheckpointRead
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.node_identity import NodeState
 from decod.protocol.core.view import Member, Opening, View
 from decod.protocol.leadership.admission import Admission, Candidate
 from decod.run.run_config import RunConfig

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from decod.ids import NodeId
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.events import earliest
 from decod.protocol.core.messages import (
     OF_TENSORS,
     SLOW,

@@ -12,11 +12,11 @@ from typing import Any
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
+from decod.protocol.core.context import RunFacts
 from decod.protocol.core.effects import Note, noted
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.messages import BeginAggregation, Ready
 from decod.protocol.core.messages.averaging_messages import StageAverages
-from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Opening, View
 from decod.run.run_config import RunConfig
 from decod.run.training_config import Adapt, SyncConfig

@@ -35,7 +35,8 @@ class BanNews:
     """
 
     def __init__(self, context: Context, read: ReadBans) -> None:
-        self._context, self._read = context, read
+        self._context = context
+        self._read = read
         self._told_s: dict[NodeId, float] = {}
         """When nodes that are behind, or ahead, were last told."""
         self._contested_s = -math.inf
@@ -58,7 +59,8 @@ class BanNews:
 
     def received(self, received: Received) -> tuple[BanList | None, list[Effect]]:
         """Read a list that has arrived; return None if it is no news or not believed."""
-        word, sender = received.message, received.sender
+        word = received.message
+        sender = received.sender
         assert isinstance(word, Bans)
         if word.version <= self._context.bans.version:
             return None, []
@@ -85,11 +87,13 @@ class BanNews:
             bans: The list.
             teller: Who has told this node; the node itself if its own host has made the list.
         """
-        context, view = self._context, self._context.view
+        context = self._context
+        view = self._context.view
         fresh = [node for node in bans.banned if node not in context.bans.banned]
         context.bans = bans
         self._told_s.clear()
-        receivers, fanout = list[NodeId](), context.run.protocol.tree_fanout
+        receivers = list[NodeId]()
+        fanout = context.run.protocol.tree_fanout
         if context.node_id in view:
             place = tree_place(view, context.node_id, fanout=fanout)
             receivers += place.children

@@ -1,4 +1,4 @@
-"""Round a broken link: by way of a third member, whatever the message.
+"""Round a broken link: by way of a third member, whatever the message. Else it is sent again.
 
 Two members may live and still not reach each other: a route of the internet is down, a firewall is
 in between, a link carries a byte a second. Nobody needs to leave the run for that, as long as
@@ -34,10 +34,75 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Note, ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
-from decod.protocol.core.messages import CatchUp, Heartbeat, LinkReport, Message, Pong
-from decod.protocol.core.messages.forwarding_messages import Passed, Way
-from decod.protocol.core.messages.scopes import travels_on
+from decod.protocol.core.messages import CatchUp, Heartbeat, Leave, LinkReport, Message, Open, Pong
+from decod.protocol.core.messages.decision_messages import ElectionMessage
+from decod.protocol.core.messages.scopes import OfAveraging, Passed, Way, travels_on
 from decod.protocol.core.view import Member, Role
+
+_RETRY_S = 1.0
+"""Pause before an undelivered message is tried again."""
+
+
+class Outbox:
+    """Holds undelivered messages (and their tensors) until they are sent again or dropped."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._waiting: list[tuple[float, int, Send | SendTensor]] = []
+        """With the instant and the term that each is tried again at."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._waiting[0][0] if self._waiting else None  # All wait equally long.
+
+    def undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
+        """Keep a message for another try, if its receiver would still care."""
+        if self._current(event.to, event.message):
+            again: Send | SendTensor = Send(event.to, event.message)
+            if event.tensor is not None:
+                again = SendTensor(event.to, event.message, event.tensor)
+            due_s = now_s + _RETRY_S
+            assert not self._waiting or self._waiting[-1][0] <= due_s, "the first is due first"
+            self._waiting.append((due_s, self._context.view.term, again))
+            return []
+        return self._context.tensors.release(event.tensor) if event.tensor is not None else []
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        if not self._waiting or self._waiting[0][0] > now_s:
+            return []
+        due = [(term, effect) for due_s, term, effect in self._waiting if due_s <= now_s]
+        self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
+        effects: list[Effect] = []
+        for term, effect in due:
+            same_term = term == self._context.view.term
+            if same_term and self._current(effect.to, effect.message):
+                effects.append(effect)
+            elif isinstance(effect, SendTensor):
+                effects += self._context.tensors.release(effect.tensor)
+        return effects
+
+    def _current(self, receiver: NodeId, message: Message) -> bool:
+        """Whether a message would still mean something to its receiver."""
+        if isinstance(message, Open):
+            return message.opening.iteration == self._context.iteration
+        if isinstance(message, Leave):
+            return True
+        if isinstance(message, ElectionMessage):
+            return False  # An election that has not ended is begun again.
+        if isinstance(message, (Heartbeat, LinkReport, CatchUp)):
+            return False  # A newer one follows by itself.
+        if receiver not in self._context.view:
+            return False
+        if isinstance(message, Passed):
+            return True
+        if travels_on(message, self._context.anchor):
+            return True
+        if isinstance(message, OfAveraging):
+            return message.averaging.iteration == self._context.iteration
+        if (iteration := getattr(message, "iteration", None)) is not None:
+            return bool(iteration == self._context.iteration)
+        return getattr(message, "view_version", None) == self._context.view.version
+
 
 _OTHERS_MAX = 3
 """Members that may fail to pass something on to a peer, before it is given up."""
@@ -136,7 +201,8 @@ class Forwarding:
         tensor = sending.tensor if isinstance(sending, SendTensor) else None
         if sending.way is not None or (tensor is None and not self._broken):
             return sending
-        to, view = sending.to, self._context.view
+        to = sending.to
+        view = self._context.view
         if to not in view or self._context.node_id not in view:
             return sending
         broken = self._broken.get(to)
@@ -156,7 +222,8 @@ class Forwarding:
 
     def _given(self, sending: _Sending, by: NodeId) -> _Sending:
         self._num_tickets += 1
-        ticket, me = self._num_tickets, self._context.node_id
+        ticket = self._num_tickets
+        me = self._context.node_id
         if isinstance(sending, SendTensor):
             self._context.tensors.retain(sending.tensor)
         if not isinstance(sending.message, _PASSING):
@@ -170,12 +237,14 @@ class Forwarding:
 
         Clients, which come and go, are the last, and before them members that nobody can dial.
         """
-        view, me = self._context.view, self._context.node_id
+        view = self._context.view
+        me = self._context.node_id
         broken = self._broken.get(goal)
         failed = broken.failed if broken is not None else set[NodeId]()
         if len(failed) >= _OTHERS_MAX or goal not in view or me not in view:
             return
-        theirs, ours = view.by_id[goal].stage_index, view.by_id[me].stage_index
+        theirs = view.by_id[goal].stage_index
+        ours = view.by_id[me].stage_index
         able = [
             m
             for members in (*view.rosters, *view.clients)
@@ -224,7 +293,8 @@ class Forwarding:
             Effects, and the failure as it concerns this node: of a message to its goal. None if it
             does not, because it is another's message, or has been sent another way already.
         """
-        way, tensor = event.way, event.tensor
+        way = event.way
+        tensor = event.tensor
         key = (event.to, tensor) if tensor is not None else None
         marks = self._tensor_failed(now_s, event) if key is not None else []
         if way is not None and way.origin != self._context.node_id:
@@ -288,7 +358,9 @@ class Forwarding:
 
     def pass_on(self, received: Received) -> list[Effect]:
         """Send on what another has given this node for somebody else."""
-        way, view, me = received.way, self._context.view, self._context.node_id
+        way = received.way
+        view = self._context.view
+        me = self._context.node_id
         assert way is not None
         if not {me, way.origin, way.goal} <= view.by_id.keys():
             refused = Send(way.origin, Passed(way.ticket, arrived=False))
@@ -303,7 +375,8 @@ class Forwarding:
 
     def broken(self, now_s: float, node: NodeId, *, tensors_only: bool = False) -> list[Effect]:
         """The link to a member carries nothing. What is under way on it is sent another way."""
-        known, view = self._broken.get(node), self._context.view
+        known = self._broken.get(node)
+        view = self._context.view
         if node not in view or self._context.node_id not in view:
             return []
         if known is not None and (tensors_only or not known.tensors_only):
@@ -381,7 +454,8 @@ class Forwarding:
 
     def adopt(self) -> list[Effect]:
         """The context has a new view: what its lost members were to pass on is sent again."""
-        view, effects = self._context.view, list[Effect]()
+        view = self._context.view
+        effects = list[Effect]()
         self._num_lost.clear()
         for node in [node for node in self._broken if node not in view]:
             self._whole(node)

@@ -14,8 +14,7 @@ reach, or that it hears and that does not hear it; and a transport may find out 
 arrives. Who does not answer in time is doubted, and from then on addressed by way of another member
 (`decod.protocol.links.forwarding`): that may be all it takes.
 
-How long a node may be silent depends on how regular it was before
-(`decod.protocol.links.failure_detector`).
+How long a node may be silent depends on how regular it was before (`Accrual`).
 
 A node watches, too, over its own connection to the run. The leader's announcements reach every node
 at least every few seconds; when they stop, the node asks the leader what it missed, and gives up
@@ -26,17 +25,75 @@ removed meanwhile, so it asks the leader at once what it missed.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from math import sqrt
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import OF_TENSORS, STANDS_STILL, Heartbeat, Ping, Pong, Suspect
-from decod.protocol.core.messages.utilisation_messages import AWAITED_MAX
+from decod.protocol.core.messages.decision_messages import AWAITED_MAX
+from decod.protocol.core.messages.membership_messages import SLACK_MAX as SLACK_MAX
 from decod.protocol.core.view import watched, watchers
-from decod.protocol.links.failure_detector import Accrual
+
+_DEVIATIONS = 5.61
+"""Standard deviations above the mean at which phi is 8."""
+
+_WINDOW = 100
+"""Silences that are remembered."""
+
+_GAP_SHARE = 0.5
+"""Signs of life that follow each other faster than this share of the interval are one: traffic
+must not make a peer seem more regular than its heartbeats are."""
+
+
+class Accrual:
+    """Learns from a peer's signs of life how long it may be silent.
+
+    A peer that shows itself regularly is suspected after a fixed time. One whose signs of life come
+    irregularly, because its host is busy or its link delays, is given more: as long as its past
+    makes a longer silence a thing of one in a hundred million. So a loaded host keeps its place,
+    and a host that vanishes is found soon.
+
+    Source: Hayashibara, Défago, Yared, Katayama, "The phi accrual failure detector" (SRDS 2004),
+    with a normal distribution, as in Akka. Deviations: the fixed time is the least that is ever
+    given, and what is asked for is the silence at which phi reaches the threshold, not phi.
+
+    Args:
+        floor_s: The fixed time: what is given at least.
+        interval_s: How often the peer shows itself if it has nothing else to say.
+    """
+
+    def __init__(self, *, floor_s: float, interval_s: float) -> None:
+        self._floor_s = floor_s
+        self._gap_min_s = _GAP_SHARE * interval_s
+        self._gaps_s: deque[float] = deque(maxlen=_WINDOW)
+        self._slack = 1.0
+
+    @property
+    def slack(self) -> float:
+        """How many times the fixed time the peer is given, from 1 to `SLACK_MAX`."""
+        return self._slack
+
+    @property
+    def timeout_s(self) -> float:
+        """The silence after which the peer is suspected."""
+        return self._slack * self._floor_s
+
+    def ended(self, silence_s: float) -> None:
+        """The peer has shown itself after it was silent for so long."""
+        if silence_s < self._gap_min_s:
+            return
+        gaps_s = self._gaps_s
+        gaps_s.append(silence_s)
+        mean_s = sum(gaps_s) / len(gaps_s)
+        variance = sum((gap_s - mean_s) ** 2 for gap_s in gaps_s) / len(gaps_s)
+        least_s = mean_s + _DEVIATIONS * sqrt(variance)
+        self._slack = min(SLACK_MAX, max(1.0, least_s / self._floor_s))
+
 
 _NO_PROBE = 0
 """Nonce of a Ping whose Pong is but a sign of life; the leader's probes count from 1."""
@@ -112,7 +169,8 @@ class Liveness:
 
     def adopt(self, now_s: float) -> None:
         """Watch the neighbours of the context's new view."""
-        context, num = self._context, self._context.run.protocol.num_watchers
+        context = self._context
+        num = self._context.run.protocol.num_watchers
         self._watchers = watchers(context.view, context.node_id, num_watchers=num)
         listened = watched(context.view, context.node_id, num_watchers=num)
         known = self._heard
@@ -123,11 +181,13 @@ class Liveness:
         self._beat_s = dict.fromkeys(self._watchers, -math.inf)
         if self.deadline_s is None:
             self.deadline_s = now_s + context.run.protocol.heartbeat_interval_s
-        self._leader_heard_s, self._leader_gone_s = now_s, None
+        self._leader_heard_s = now_s
+        self._leader_gone_s = None
 
     def _new(self, now_s: float) -> _Heard:
         config = self._context.run.protocol
-        floor_s, interval_s = config.heartbeat_timeout_s, config.heartbeat_interval_s
+        floor_s = config.heartbeat_timeout_s
+        interval_s = config.heartbeat_interval_s
         return _Heard(now_s, Accrual(floor_s=floor_s, interval_s=interval_s))
 
     def told(self, now_s: float, receiver: NodeId) -> None:
@@ -152,7 +212,8 @@ class Liveness:
 
     def announced(self, now_s: float) -> None:
         """An announcement of the leader has arrived, through whomever."""
-        self._leader_heard_s, self._leader_gone_s = now_s, None
+        self._leader_heard_s = now_s
+        self._leader_gone_s = None
 
     def gone(self, now_s: float, node: NodeId) -> None:
         """Nobody listens at a node's address, or another node or run does."""
@@ -164,7 +225,8 @@ class Liveness:
         """Beat, and look at who has been silent."""
         if self.deadline_s is None or now_s < self.deadline_s:
             return []
-        config, context = self._context.run.protocol, self._context
+        config = self._context.run.protocol
+        context = self._context
         # Counted from now: after a long stall one heartbeat is owed, not a burst.
         self.deadline_s = now_s + config.heartbeat_interval_s
         effects = self._beat(now_s)
@@ -217,7 +279,8 @@ class Liveness:
 
     def _await(self, now_s: float) -> list[Effect]:
         """Ask those that this node waits for whether they live; doubt those that stay silent."""
-        context, config = self._context, self._context.run.protocol
+        context = self._context
+        config = self._context.run.protocol
         self._unreached = {n: at_s for n, at_s in self._unreached.items() if n in context.view}
         awaited = sorted((self._awaited() | self._unreached.keys()) - {context.node_id})
         known = self._answered
@@ -227,7 +290,8 @@ class Liveness:
         self.late = tuple(sorted(late, key=self._waits_s.__getitem__)[:AWAITED_MAX])
         effects: list[Effect] = []
         for node, answered in self._answered.items():
-            silent_s, slack = now_s - answered.since_s, answered.patience.slack
+            silent_s = now_s - answered.since_s
+            slack = answered.patience.slack
             overdue = silent_s >= config.heartbeat_timeout_s * slack
             failed_s = self._unreached.get(node, math.inf)
             if overdue or now_s - failed_s > _ANSWER_INTERVALS * config.heartbeat_interval_s:
@@ -268,7 +332,8 @@ class Liveness:
     def received(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a heartbeat: its sender may be further than this node."""
         assert isinstance(received.message, Heartbeat)
-        beat, context = received.message, self._context
+        beat = received.message
+        context = self._context
         place = context.iteration, context.view.version
         behind = (beat.iteration, beat.view_version) > place
         return self.catch_up(now_s) if behind and context.node_id in context.view else []

@@ -27,12 +27,12 @@ Deviation: GWTF takes all costs as known.
 from decod.ids import NodeId
 from decod.planner.cost import Link
 from decod.protocol.core.context import Context
+from decod.protocol.core.durations import STALE_S
 from decod.protocol.core.effects import Effect, ProbeLink, Send
-from decod.protocol.core.estimate import STALE_S
 from decod.protocol.core.events import LinkMeasured, SendFailed, TensorSent
 from decod.protocol.core.link_table import TRANSFER_SIZE_MIN_BYTES, Terms
 from decod.protocol.core.messages import FlowCost, LinkReport, Message
-from decod.protocol.core.reach import passed_peers
+from decod.protocol.core.view import passed_peers
 
 SURVEY_INTERVAL_S = 2.0
 """Least time between two reports to one neighbour, and between two probes."""
@@ -108,7 +108,8 @@ class LinkMeasuring:
 
     def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
         """Take in how long a tensor took; say so at once if that changes much."""
-        links, node = self._context.links, event.to
+        links = self._context.links
+        node = event.to
         self._context.detours.sent(event)
         links.transferred(
             now_s,
@@ -125,7 +126,9 @@ class LinkMeasuring:
 
     def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
         """Take in a timed exchange, or the end of a probe."""
-        peer, latency_s, bandwidth = event.peer, event.latency_s, event.bandwidth_bytes_per_s
+        peer = event.peer
+        latency_s = event.latency_s
+        bandwidth = event.bandwidth_bytes_per_s
         self._context.links.measured(
             peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth, now_s=now_s
         )

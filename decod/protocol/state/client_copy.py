@@ -54,7 +54,8 @@ class ClientState(StageState):
     def use(self, iteration: int, parameter_hash: str) -> list[Effect]:
         """Get the parameters after an iteration, from what is here, on its way, or the servers."""
         self.lacks(iteration, parameter_hash)
-        held, self._next = self._next, None
+        held = self._next
+        self._next = None
         if held is not None and held.iteration == iteration:
             return self._load(held)
         effects = [] if held is None else self._context.tensors.release(held.tensor.id)
@@ -74,12 +75,17 @@ class ClientState(StageState):
 
     def forget(self) -> list[Effect]:
         """The run goes back, or is over: nothing that was fetched means anything."""
-        held, self._next = self._next, None
-        self.loaded, self._job, self._asked, self._asked_for = False, None, False, -1
+        held = self._next
+        self._next = None
+        self.loaded = False
+        self._job = None
+        self._asked = False
+        self._asked_for = -1
         return [] if held is None else self._context.tensors.release(held.tensor.id)
 
     def _ask(self, iteration: int, parameter_hash: str) -> list[Effect]:
-        context, self.again_s = self._context, None
+        context = self._context
+        self.again_s = None
         stage = context.member.stage_index
         servers = [member.node_id for member in context.view.roster(stage)]
         if not servers:
@@ -140,7 +146,8 @@ class ClientState(StageState):
     @override
     def give_up(self, reason: str) -> list[Effect]:
         """Nobody can give the parameters now: ask again."""
-        self._asked, self.again_s = False, self._context.now_s + _AGAIN_S
+        self._asked = False
+        self.again_s = self._context.now_s + _AGAIN_S
         return []
 
     @override
@@ -191,9 +198,11 @@ class ClientCopy(StageCopy):
     def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:
         """The node becomes a client: it has what the run began with, or fetches what is newer."""
         self.told(decision)
-        iteration, state = decision.opening.anchor.number, self.state
+        iteration = decision.opening.anchor.number
+        state = self.state
         if iteration == self._context.start_iteration and replay.pristine:
-            state.iteration, state.loaded = iteration, True
+            state.iteration = iteration
+            state.loaded = True
         return replay.end()
 
     @override
@@ -212,7 +221,9 @@ class ClientCopy(StageCopy):
     @override
     def opened(self, opening: Opening) -> list[Effect]:
         """An iteration begins: fetch what was committed, if that is not here."""
-        state, iteration, effects = self.state, opening.anchor.number, list[Effect]()
+        state = self.state
+        iteration = opening.anchor.number
+        effects = list[Effect]()
         if not (state.loaded and state.iteration == iteration):
             told = self._hashes.get(self._context.member.stage_index, "")
             effects = state.use(iteration, told)

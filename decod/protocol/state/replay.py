@@ -17,13 +17,15 @@ It may enter before it has the last average. That one is on its way then; if it 
 state is fetched as it stands, which holds up the commit (`decod.protocol.state.stage_state`).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from decod.ids import Iteration, NodeId
+from decod.ids import AveragingId, Iteration, NodeId, TensorId
+from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FetchState, Note
+from decod.protocol.core.effects import Effect, FetchState, Note, Send, UseMembers
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import (
     Built,
@@ -35,10 +37,237 @@ from decod.protocol.core.jobs import (
     Proposed,
     Retract,
 )
-from decod.protocol.core.messages.replay_messages import Average, Followed
-from decod.protocol.core.view import Member, Opening, Reach
-from decod.protocol.state.backlog import Backlog, ReceivedAverage
-from decod.protocol.state.donor_choice import DonorChoice
+from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
+from decod.protocol.core.view import Member, Opening, Reach, View
+
+_SILENT_S = 10.0
+"""How long the member that is followed may say nothing."""
+
+_PAUSE_S = 1.0
+_PAUSE_MAX_S = 300.0
+"""Before another beginning; doubles each time."""
+
+_SLOW_PAUSE_S = 30.0
+"""Before the first new beginning of a candidate that could not keep up."""
+
+
+class DonorChoice:
+    """The member that one candidate follows, chosen among those that hold its stage's state.
+
+    Args:
+        context: The node's.
+        address: Where the member can reach this node.
+        reach: Whether it can dial this node there.
+        incarnation: Of this node. Its requests are numbered from there: a member may still know a
+            wish of an earlier life, and would answer an equal number as a repeat of that.
+    """
+
+    def __init__(self, context: Context, address: str, reach: Reach, *, incarnation: int) -> None:
+        self._context = context
+        self._address = address
+        self._reach = reach
+        self.stage_index = 0
+        self._donors: tuple[Member, ...] = ()
+        self._turn = 0
+        self._request_id = incarnation // 2  # Half: so that there are numbers behind it.
+        self.followed: NodeId | None = None
+        self._since = 0
+        """The iteration with which that member was admitted."""
+        self.heard_s = 0.0
+        self._again_s = -math.inf
+        self._pause_s = 0.0
+
+    @property
+    def donor_ids(self) -> tuple[NodeId, ...]:
+        """All members that hold the state, the one that is followed first."""
+        ids = [member.node_id for member in self._donors]
+        first = ids.index(self.followed) if self.followed in ids else 0
+        return (*ids[first:], *ids[:first])
+
+    def silent(self, now_s: float) -> bool:
+        """Whether the member that is followed has said nothing for too long."""
+        return self.followed is not None and now_s - self.heard_s > _SILENT_S
+
+    def stays_in(self, view: View) -> bool:
+        """Whether the member that is followed is in a view, and still knows its follower."""
+        donor = None if self.followed is None else view.by_id.get(self.followed)
+        # One that was admitted again has started again: it knows of no follower.
+        return donor is not None and donor.since_iteration == self._since
+
+    def aim(self, stage_index: int, donors: tuple[Member, ...]) -> list[Effect]:
+        """Say which stage this node is to serve, and which other members hold its state."""
+        new = donors != self._donors
+        self.stage_index = stage_index
+        self._donors = donors
+        return [UseMembers(donors)] if new and donors else []
+
+    def ask(self, now_s: float) -> list[Effect]:
+        """Choose a member, if it is time; say that this node still follows."""
+        if not self._donors or now_s < self._again_s:
+            return []
+        if self.followed is None:
+            donor = self._donors[self._turn % len(self._donors)]
+            self.followed = donor.node_id
+            self._since = donor.since_iteration
+            self._request_id += 1
+            self.heard_s = now_s
+        return [
+            Send(
+                self.followed,
+                Follow(self._request_id, self.stage_index, self._address, self._reach),
+            )
+        ]
+
+    def answered(self, now_s: float, sender: NodeId, request_id: int) -> bool:
+        """Return whether an answer is to the newest request."""
+        if (sender, request_id) != (self.followed, self._request_id):
+            return False
+        self.heard_s = now_s
+        return True
+
+    def failed(self, now_s: float, reason: str, *, slow: bool) -> Note:
+        """A try has failed: the next one is with another member, after a pause. `slow`: this node
+        could not keep up.
+        """
+        least_s = _SLOW_PAUSE_S if slow else _PAUSE_S
+        self._pause_s = min(_PAUSE_MAX_S, max(least_s, 2 * self._pause_s))
+        self._again_s = now_s + self._pause_s
+        self._turn += 1
+        fields = (
+            ("stage", self.stage_index),
+            ("reason", reason),
+            ("pause_s", round(self._pause_s)),
+        )
+        return Note("replay.failed", fields)
+
+    def succeeded(self) -> None:
+        """A step can be taken: the next failure is the first one again."""
+        self._pause_s = 0.0
+
+
+_GAP_MAX = 3
+"""Iterations whose averages may be here before an earlier one's."""
+
+
+@dataclass(slots=True)
+class ReceivedAverage:
+    """The averages of one iteration, as far as they have come."""
+
+    averaging: AveragingId
+    num_parts: int
+    num_microbatches: int
+    base_hash: str
+    gradient_norm: float
+    num_local: int
+    num_ahead: int
+    spec: AverageSpec
+    ahead_spec: AverageSpec
+    parts: dict[int, TensorId] = field(default_factory=dict)
+
+    @property
+    def iteration(self) -> Iteration:
+        return self.averaging.iteration
+
+    @property
+    def base(self) -> int:
+        """The iteration from whose state the step is taken."""
+        return self.iteration.number - 1 - self.num_local
+
+    @property
+    def complete(self) -> bool:
+        return len(self.parts) == self.num_parts
+
+
+class Backlog:
+    """The averages that wait for their steps, by iteration.
+
+    The parts of an average come in any order. A later averaging of the same iteration, in a new
+    view or a new attempt, replaces an earlier one.
+
+    Args:
+        context: The node's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._tensors = context.tensors
+        self._averages: dict[int, ReceivedAverage] = {}
+        self.size_bytes = 0
+
+    def get(self, iteration: int) -> ReceivedAverage | None:
+        return self._averages.get(iteration)
+
+    def after(self, base: int) -> ReceivedAverage | None:
+        """Return the average whose step is taken from the state of an iteration."""
+        return next((each for each in self._averages.values() if each.base == base), None)
+
+    def has_gap(self, after: int) -> bool:
+        """Whether the average of the iteration after `after` is too late to be on its way."""
+        newest = self._averages[max(self._averages)] if self._averages else None
+        if newest is None:
+            return False
+        ahead = (newest.iteration.number - after) // (1 + newest.num_local)
+        return ahead > _GAP_MAX and any(each.complete for each in self._averages.values())
+
+    def put(
+        self, message: Average, tensor: Tensor | None, base: Iteration | None
+    ) -> tuple[bool, list[Effect]]:
+        """Keep one part of an average, if its step is taken from a state (None: not known yet).
+
+        An average without parts has no tensor.
+
+        Return whether it is kept, and the effects of letting go of an earlier averaging.
+        """
+        averaging = message.averaging
+        effects = list[Effect]()
+        # Of what overtakes the answer to `Follow` nobody knows yet whether it is needed.
+        if base is not None and not _is_behind(base, averaging.iteration):
+            return False, effects
+        iteration = averaging.iteration.number
+        average = self._averages.get(iteration)
+        if average is not None and average.averaging < averaging:
+            effects += self.drop(iteration)
+            average = None
+        if average is None:
+            average = self._averages[iteration] = ReceivedAverage(
+                averaging,
+                message.num_parts,
+                message.num_microbatches,
+                message.base_hash,
+                message.gradient_norm,
+                message.num_local,
+                message.num_ahead,
+                message.spec,
+                message.ahead_spec,
+            )
+        alike = (average.averaging, average.num_parts) == (averaging, message.num_parts)
+        if tensor is None or not alike or message.part in average.parts:
+            return not message.num_parts, effects
+        average.parts[message.part] = tensor.id
+        self.size_bytes += tensor.size_bytes
+        return True, effects
+
+    def take(self, iteration: int) -> ReceivedAverage:
+        """Hand over the average of an iteration, with the references to its parts."""
+        average = self._averages.pop(iteration)
+        self.size_bytes -= sum(map(self._tensors.size_of, average.parts.values()))
+        return average
+
+    def drop(self, iteration: int) -> list[Effect]:
+        return self._tensors.release(*self.take(iteration).parts.values())
+
+    def keep_behind(self, base: Iteration) -> list[Effect]:
+        """Drop the averages whose steps are not taken from a state."""
+        needless = [i for i, a in self._averages.items() if not _is_behind(base, a.iteration)]
+        return [effect for iteration in needless for effect in self.drop(iteration)]
+
+    def clear(self) -> list[Effect]:
+        return [effect for iteration in [*self._averages] for effect in self.drop(iteration)]
+
+
+def _is_behind(base: Iteration, iteration: Iteration) -> bool:
+    """Whether an iteration's step is one of those that are taken from a state."""
+    return iteration.era == base.era and iteration.number > base.number
+
 
 _OTHER_STATE = "it has come to other parameters than its stage"
 
@@ -200,7 +429,8 @@ class Replay:
                 return self.restart(now_s, f"{sender[:8]} has started again")
             return []
         self._base = base = message.committed
-        effects, donors = self._backlog.keep_behind(base), self._choice.donor_ids
+        effects = self._backlog.keep_behind(base)
+        donors = self._choice.donor_ids
         fields = (("num_donors", len(donors)), ("iteration", base.number))
         wanted = FetchState(donors, self._choice.stage_index, base.number)
         return [*effects, Note("state.requested", fields), wanted]
@@ -213,7 +443,8 @@ class Replay:
         self, now_s: float, sender: NodeId, message: Average, tensor: Tensor | None
     ) -> list[Effect]:
         """One part of an average has come, or the word that there is none."""
-        tensors, step = self._context.tensors, self._step
+        tensors = self._context.tensors
+        step = self._step
         unused = [] if tensor is None else [tensors.add(tensor)]
         stale = step is not None and message.averaging <= step.averaging
         if sender != self._choice.followed or stale:
@@ -262,7 +493,8 @@ class Replay:
         match result:
             case Built(parameter_hash):
                 assert self._base is not None, "its state has been loaded"
-                self._state_at, self._hash = self._base, parameter_hash
+                self._state_at = self._base
+                self._hash = parameter_hash
                 note = Note("state.loaded", (("iteration", self._base.number),))
                 return [note, *self._advance(now_s)]
             case Proposed(parameter_hash):
@@ -281,7 +513,8 @@ class Replay:
             if final and not self._right(self._step):
                 return effects + self.restart(now_s, _OTHER_STATE)
             effects += self._conclude(self._step, final=final)
-        state_at, target = self._state_at, self._target
+        state_at = self._state_at
+        target = self._target
         if target is not None and state_at.number >= target.iteration.number:
             return effects
         step = self._backlog.after(state_at.number)
@@ -297,7 +530,8 @@ class Replay:
 
     def _propose(self, step: ReceivedAverage) -> list[Effect]:
         assert self._step is None, "the device keeps one proposed step"
-        self._step, self._proposed = step, None
+        self._step = step
+        self._proposed = None
         inputs = [step.parts[part] for part in range(step.num_parts)]
         self._job = job = Propose(
             step.iteration.number,
@@ -325,7 +559,8 @@ class Replay:
 
         Asked before it is final here: a bit may have flipped in what came.
         """
-        iteration, wanted = step.iteration.number, ""
+        iteration = step.iteration.number
+        wanted = ""
         if self._target is not None and iteration == self._target.iteration.number:
             wanted = self._target.parameter_hash
         elif (after := self._backlog.after(iteration)) is not None:
@@ -340,7 +575,8 @@ class Replay:
             job = CommitStep(step.iteration.number)
             assert self._state_at is not None
             assert step.base == self._state_at.number, "a step would be left out"
-            self._state_at, self._hash = step.iteration, self._proposed
+            self._state_at = step.iteration
+            self._hash = self._proposed
         self._step = self._proposed = None
         return self._context.compute.submit(job)
 
@@ -357,7 +593,8 @@ class Replay:
             view_version: Of the view that has committed; 0 if it is not known.
             parameter_hash: What the parameters must hash to; empty if it is not known.
         """
-        committed, state_at = opening.anchor, self._state_at
+        committed = opening.anchor
+        state_at = self._state_at
         if state_at is None or state_at.era != committed.era or state_at.number > committed.number:
             return Entry.LOST, self.end()
         if state_at.number == committed.number and parameter_hash not in ("", self._hash):
@@ -382,7 +619,8 @@ class Replay:
     @property
     def arrived(self) -> bool:
         """Whether this node, in the view by now, holds what was committed when it entered."""
-        state_at, target = self._state_at, self._target
+        state_at = self._state_at
+        target = self._target
         return (
             state_at is not None
             and target is not None

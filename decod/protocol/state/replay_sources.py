@@ -17,7 +17,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
 from decod.protocol.core.events import SendFailed, TensorSent
 from decod.protocol.core.jobs import Propose
-from decod.protocol.core.messages.replay_messages import Average, Follow, Followed
+from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
 from decod.protocol.core.view import Opening
 from decod.protocol.state.stage_state import EARLY_MAX, StageState
 
@@ -159,7 +159,8 @@ class ReplaySource:
         alone = context.local or context.anchor.number < context.iteration.number - 1
         if alone or not periods_s:
             return 0  # What all have in common stands for some iterations.
-        period_s, waited_s = median(periods_s), now_s - self._committed_s
+        period_s = median(periods_s)
+        waited_s = now_s - self._committed_s
         if waited_s > 3 * period_s + _NOTICE_S:
             return 0  # The run stands still.
         left_s = max(0.0, period_s - waited_s)
@@ -181,7 +182,8 @@ class ReplaySource:
             parts: Its inputs. Not released here. None: the step is taken without an average.
         """
         iteration = averaging.iteration.number
-        self._past, effects = iteration, list[Effect]()
+        self._past = iteration
+        effects = list[Effect]()
         for node, follower in list(self._known.items()):
             if iteration <= follower.base.number:
                 continue
@@ -224,7 +226,8 @@ class ReplaySource:
 
         To one that has entered meanwhile too: nothing is committed until it is level.
         """
-        follower, tensor = self._follower(event.to), event.tensor
+        follower = self._follower(event.to)
+        tensor = event.tensor
         if follower is not None and tensor is not None and follower.num_failures < _FAILURES_MAX:
             follower.num_failures += 1
             return [SendTensor(event.to, event.message, tensor)]

@@ -104,7 +104,8 @@ class StageState:
                 up when the run went back.
             pristine: Whether its device still holds what the run began with.
         """
-        self.iteration, self._wanted_hash = iteration, parameter_hash
+        self.iteration = iteration
+        self._wanted_hash = parameter_hash
         if iteration == self._context.start_iteration and pristine:
             self.loaded = True
             return []
@@ -112,7 +113,8 @@ class StageState:
 
     def fetch_entered(self) -> list[Effect]:
         """Fetch the state of the iteration that this node has entered with."""
-        context, iteration = self._context, self.iteration
+        context = self._context
+        iteration = self.iteration
         roster = context.view.roster(context.member.stage_index)
         donors = [m.node_id for m in roster if m.since_iteration < iteration]
         if iteration == context.start_iteration:
@@ -126,12 +128,16 @@ class StageState:
 
     def holds(self, iteration: int) -> list[Effect]:
         """The node takes part from now on, and holds the state of the last commit already."""
-        self.iteration, self.loaded, self._asked = iteration, True, False
+        self.iteration = iteration
+        self.loaded = True
+        self._asked = False
         return [Note("state.loaded", (("iteration", iteration),))]
 
     def lacks(self, iteration: int, parameter_hash: str) -> None:
         """The node takes part from now on, and is about to step to the state of `iteration`."""
-        self.iteration, self._wanted_hash, self.loaded = iteration, parameter_hash, False
+        self.iteration = iteration
+        self._wanted_hash = parameter_hash
+        self.loaded = False
         self._asked = False
 
     def fetch_back(self, iteration: int) -> list[Effect]:
@@ -147,7 +153,8 @@ class StageState:
     def _fetch(self) -> list[Effect]:
         if not self._num_loads_left:
             return self.give_up(_NOBODY)
-        donors, stage = tuple(self._donors), self._context.member.stage_index
+        donors = tuple(self._donors)
+        stage = self._context.member.stage_index
         fields = (("num_donors", len(donors)), ("iteration", self.iteration))
         alike = self._amended == self.iteration
         wanted = FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike)
@@ -156,7 +163,8 @@ class StageState:
 
     def give_up(self, reason: str) -> list[Effect]:
         """This node can't get its stage's state: others must do without it."""
-        stop, leader = Stop(StopReason.REMOVED, reason), self._context.view.leader
+        stop = Stop(StopReason.REMOVED, reason)
+        leader = self._context.view.leader
         if leader == self._context.node_id:
             return [stop]  # They find out, and elect another.
         return [Send(leader, Leave(reason[:200], at_once=True)), stop]
@@ -182,7 +190,8 @@ class StageState:
             case SnapshotTaken() as taken:
                 return self.copied(job, taken, event.outputs[0])
             case Built(parameter_hash) if self._awaits(job):
-                self.parameter_hash, self.moved_on = parameter_hash, False
+                self.parameter_hash = parameter_hash
+                self.moved_on = False
                 return self._is_here(now_s)
         return []
 
@@ -199,10 +208,15 @@ class StageState:
     def unload(self, iteration: int) -> list[Effect]:
         """The run goes back to `iteration`: its state is not here yet."""
         self.moved_on = False
-        self.loaded, self.iteration, self._job, self._asked = False, iteration, None, False
+        self.loaded = False
+        self.iteration = iteration
+        self._job = None
+        self._asked = False
         self.prepared = 0
-        self._odd, self._amended = (), None
-        early, self._early = self._early, []
+        self._odd = ()
+        self._amended = None
+        early = self._early
+        self._early = []
         return self._refuse(early, "the run has gone back to an earlier iteration")
 
     def keeps_own(self, event: StateFetchFailed) -> bool:
@@ -231,7 +245,8 @@ class StageState:
 
     def differs(self, sender: NodeId, message: Differs) -> list[Effect]:
         """This node came to another result than most of its stage: the next opening amends that."""
-        view, own = self._context.view, self._context.node_id
+        view = self._context.view
+        own = self._context.node_id
         meant = own in view and own in message.nodes and message.base == self.iteration
         if meant and view.roster(self._context.member.stage_index)[0].node_id == sender:
             self._odd = message.nodes
@@ -244,7 +259,8 @@ class StageState:
 
     def opened(self) -> list[Effect]:
         """An iteration is opened: if this node's state is not its stage's, fetch that first."""
-        odd, self._odd = self._odd, ()
+        odd = self._odd
+        self._odd = ()
         context = self._context
         if self._amends_in_vain():
             # Its own is the stage's now.
@@ -257,8 +273,12 @@ class StageState:
         donors = [m.node_id for m in roster if m.node_id not in odd]
         if not donors:
             return []
-        self._amended, self._wanted_hash, self.loaded, self._job = self.iteration, "", False, None
-        self._donors, self._num_loads_left = deque(donors), len(donors)
+        self._amended = self.iteration
+        self._wanted_hash = ""
+        self.loaded = False
+        self._job = None
+        self._donors = deque(donors)
+        self._num_loads_left = len(donors)
         context.why = "its state differed from that of its stage"
         fields = (("stage", context.member.stage_index), ("iteration", self.iteration))
         return [Note("state.differs", fields), *self._fetch()]
@@ -275,8 +295,11 @@ class StageState:
             iteration: The last that ended with an average. What came behind it stays on the device.
         """
         self.moved_on = iteration == self.iteration
-        self.iteration, self._odd, self.prepared = iteration, (), 0
-        early, self._early = self._early, []
+        self.iteration = iteration
+        self._odd = ()
+        self.prepared = 0
+        early = self._early
+        self._early = []
         return [effect for request in early for effect in self.requested(request)]
 
     def requested(self, event: StateRequested) -> list[Effect]:
@@ -302,7 +325,8 @@ class StageState:
     def stepped_ahead(self, iteration: int) -> list[Effect]:
         """The parameters after the iteration in hand are known: clients can have them."""
         self.prepared = iteration
-        early, self._early = self._early, []
+        early = self._early
+        self._early = []
         return [effect for request in early for effect in self.requested(request)]
 
     def _copy(self, event: StateRequested) -> list[Effect]:

@@ -21,9 +21,17 @@ from typing_extensions import override
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.averaging.averager import Averager
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import add_digests, digest_of
 from decod.protocol.core.effects import Effect, FetchState, Send
 from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed, Tensor
+from decod.protocol.core.fingerprints import (
+    ERROR_MAX,
+    NUM_SUMS,
+    Sketch,
+    add_digests,
+    added,
+    digest_of,
+    error_of,
+)
 from decod.protocol.core.jobs import (
     Built,
     Job,
@@ -47,7 +55,6 @@ from decod.protocol.core.messages.audit_messages import (
     Finding,
 )
 from decod.protocol.core.proofs import Subject, digest_in
-from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch, added, error_of
 from decod.protocol.core.view import Role
 
 _OWN_PER_MICROBATCH = 3

@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.events import JobFinished, SendFailed, Tensor
+from decod.protocol.core.events import JobFinished, SendFailed, Tensor, earliest
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages import (
     BackwardGradient,

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.era import MARKS_MAX
+from decod.protocol.core.fingerprints import digest_of
 from decod.protocol.core.jobs import Loss
 from decod.protocol.core.messages import BeginAggregation, Report
 from decod.protocol.core.view import View

@@ -24,10 +24,9 @@ from enum import Enum
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.detours import Detour
 from decod.protocol.core.effects import Effect, Send, SendTensor, noted
-from decod.protocol.core.events import JobFinished, Received, SendFailed
+from decod.protocol.core.events import JobFinished, Received, SendFailed, earliest
 from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED, Inspect, Job
 from decod.protocol.core.messages import (
     NOT_FINITE,

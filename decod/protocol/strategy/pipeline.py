@@ -8,16 +8,15 @@ from decod.ids import Iteration, NodeId
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Effect, Note, Send
 from decod.protocol.core.era import Source
-from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent
+from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent, earliest
 from decod.protocol.core.jobs import Job, Measure, Measured
 from decod.protocol.core.messages import CanTake, Message
 from decod.protocol.core.messages.audit_messages import OfOpinion
 from decod.protocol.core.messages.microbatch_messages import Travelling
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage
+from decod.protocol.core.messages.routing_messages import RoutingMessage
 from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.building import DataFlows, RelayFlows

@@ -18,14 +18,13 @@ from typing import Protocol
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.averaging.averager import Averager, Averaging, AveragingState, Weight, port_of
-from decod.protocol.averaging.clipping import Clipping
 from decod.protocol.averaging.overlap import Overlap
-from decod.protocol.averaging.vote import StepVote
+from decod.protocol.averaging.vote import Clipping, StepVote
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import add_digests, digest_of
 from decod.protocol.core.effects import Effect, Note, Send, noted
 from decod.protocol.core.era import Origin
 from decod.protocol.core.events import JobFinished, Received
+from decod.protocol.core.fingerprints import add_digests, digest_of
 from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared, StepLocally
 from decod.protocol.core.messages import (
     BeginAggregation,

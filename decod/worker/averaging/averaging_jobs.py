@@ -20,8 +20,8 @@ from decod.compression.fragments import StagePlans
 from decod.compression.plan import CompressionConfig, Method, Shape
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
-from decod.protocol.core.daemon_jobs import Configure, Configured, Guide
-from decod.protocol.core.running import runs
+from decod.protocol.core.job_codec import runs
+from decod.protocol.core.jobs import Configure, Configured, Guide
 from decod.train.exchange import (
     Exchange,
     ExchangeConfig,

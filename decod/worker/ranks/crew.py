@@ -26,9 +26,8 @@ from torch import Tensor
 from decod.data.block import Block, BlockError
 from decod.errors import DataError, DecodError, HardwareError
 from decod.memory_files import new_memory_file, remove_orphans
-from decod.protocol.core.daemon_jobs import Configure
 from decod.protocol.core.job_codec import parsed
-from decod.protocol.core.jobs import BaseJob, Build, Reset
+from decod.protocol.core.jobs import BaseJob, Build, Configure, Reset
 from decod.texts import why_of
 from decod.worker.job import Request
 from decod.worker.memory import ran_out

@@ -5,9 +5,16 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from decod.protocol.core.daemon_jobs import Configure, Configured
-from decod.protocol.core.jobs import Build, Built, Replayed, ReplayPasses, Reset
-from decod.protocol.core.running import runs
+from decod.protocol.core.job_codec import runs
+from decod.protocol.core.jobs import (
+    Build,
+    Built,
+    Configure,
+    Configured,
+    Replayed,
+    ReplayPasses,
+    Reset,
+)
 from decod.train.state_mirror import Mirror
 from decod.worker.arena_view import Arena
 from decod.worker.configure import make_mirror

@@ -23,8 +23,7 @@ from decod.errors import DataError
 from decod.ids import MicrobatchId, NodeId, RunId
 from decod.net.block_transfer import BlockRequest
 from decod.objects import StoreError
-from decod.protocol.core.daemon_jobs import GiveBlock
-from decod.protocol.core.jobs import BaseJob, Embed, Forward, Nothing
+from decod.protocol.core.jobs import BaseJob, Embed, Forward, GiveBlock, Nothing
 from tests.support.members import data_node
 from tests.waiting import wait_until
 

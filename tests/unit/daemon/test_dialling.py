@@ -11,7 +11,7 @@ from decod.net.net_limits import LIMITS
 from decod.net.rate_caps import UNLIMITED
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.protocol.core.messages import CanTake, Join
-from decod.protocol.core.messages.replay_messages import Follow
+from decod.protocol.core.messages.membership_messages import Follow
 from decod.protocol.core.view import Member, Reach
 from tests.unit.daemon.test_gateway import (
     ME,

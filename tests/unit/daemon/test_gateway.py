@@ -31,7 +31,7 @@ from decod.protocol.core.messages import (
     Message,
     Refuse,
 )
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member, Role
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.train.checkpoint.transfer import StateSink

@@ -22,8 +22,7 @@ from decod.daemon.reachability import advertised
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.ask import HelloRequest
 from decod.net.dht import Dht
-from decod.protocol.core.daemon_jobs import Configure, Configured
-from decod.protocol.core.jobs import BaseJob, Measure, Measured
+from decod.protocol.core.jobs import BaseJob, Configure, Configured, Measure, Measured
 from decod.tasks import in_thread
 from tests.support.noted import noted
 from tests.unit.daemon.nodes import make_manifest, make_node

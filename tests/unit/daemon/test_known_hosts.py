@@ -13,9 +13,9 @@ from decod.errors import NotRunningError
 from decod.ids import NodeId
 from decod.lab.files.hosts_file import run_hosts_of
 from decod.planner.cost import Link
+from decod.protocol.core.detours import RemoteLinks
 from decod.protocol.core.link_table import LinkTable, Terms
-from decod.protocol.core.messages.negotiation_messages import Hop
-from decod.protocol.core.remote_links import RemoteLinks
+from decod.protocol.core.messages.routing_messages import Hop
 from decod.protocol.core.view import Duty, Member, Role, View
 from decod.protocol.flows.routing import FlowId, KnownFlow
 from decod.run.run_config import RunConfig

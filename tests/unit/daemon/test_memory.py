@@ -17,9 +17,8 @@ from decod.config.node_config import NodeConfig, Recompute, Spread
 from decod.daemon.device_owner import HostDevice
 from decod.daemon.stage_memory import capacity_of, needs_here, recomputes, require_memory
 from decod.errors import ConfigError, HardwareError
-from decod.protocol.core.daemon_jobs import Configured, DoNothing
 from decod.protocol.core.job_codec import kind_of
-from decod.protocol.core.jobs import BaseJob, Measured
+from decod.protocol.core.jobs import BaseJob, Configured, DoNothing, Measured
 from decod.protocol.core.view import Role
 from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig

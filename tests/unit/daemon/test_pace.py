@@ -13,8 +13,8 @@ from decod.daemon.iteration_pace import (
     slow_members,
 )
 from decod.ids import NodeId
+from decod.protocol.core.durations import IterationTimes
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.spent_time import IterationTimes
 from decod.protocol.core.view import Member, Role
 
 NODES = [NodeId(letter * 52) for letter in "abcdef"]

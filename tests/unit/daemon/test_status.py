@@ -19,8 +19,8 @@ from decod.errors import NetworkError
 from decod.ids import Iteration, NodeId
 from decod.journal.run_progress import RecentEvents, RunProgress, merged
 from decod.net.failure import banned
+from decod.protocol.core.context import Identity, NodeState
 from decod.protocol.core.messages import Join, NodeLoad
-from decod.protocol.core.node_identity import Identity, NodeState
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.facts import NodeFacts
 from decod.protocol.leadership.election import ElectionState

@@ -8,8 +8,8 @@ from decod.daemon.leader_daemon import _Leading
 from decod.ids import NodeId
 from decod.net.ask import HelloRequest
 from decod.net.join_string import JoinString
+from decod.protocol.core.context import Promise
 from decod.protocol.core.effects import Note
-from decod.protocol.core.node_identity import Promise
 from decod.protocol.core.view import Member, Role, View
 from tests.unit.daemon.nodes import STRANGER, make_node
 from tests.unit.daemon.test_leader import options

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from decod.daemon.tensor_traffic import TensorTraffic
 from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId
+from decod.protocol.core.durations import BusyTime
 from decod.protocol.core.messages import LinkProbe
 from decod.protocol.core.messages.averaging_messages import ReducePart
 from decod.protocol.core.messages.microbatch_messages import BackwardGradient
-from decod.protocol.core.spent_time import BusyTime
 
 SPANS = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 40)), max_size=30)
 

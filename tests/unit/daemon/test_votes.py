@@ -16,7 +16,7 @@ from decod.errors import HardwareError
 from decod.ids import NodeId, RunId
 from decod.journal.run_progress import RecentEvents
 from decod.membership.papers import membership_folder
-from decod.protocol.core.node_identity import NO_PROMISE, Promise
+from decod.protocol.core.context import NO_PROMISE, Promise
 from tests.support.members import ROOT, host_key
 from tests.support.noted import noted
 

@@ -16,9 +16,8 @@ import pytest
 
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
-from decod.protocol.core.daemon_jobs import DoNothing
-from decod.protocol.core.jobs import BaseJob
-from decod.protocol.core.patience import Patience
+from decod.protocol.core.durations import Patience
+from decod.protocol.core.jobs import BaseJob, DoNothing
 from decod.run.protocol_config import ProtocolConfig
 from tests.waiting import wait_until
 
@@ -338,7 +337,7 @@ NODE = """
 import asyncio, sys
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeProcess
-from decod.protocol.core.daemon_jobs import DoNothing
+from decod.protocol.core.jobs import DoNothing
 
 class NoSuchKind(DoNothing):
     pass

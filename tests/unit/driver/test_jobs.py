@@ -12,10 +12,10 @@ from decod.driver.job_sizes import Sizes, output_bytes
 from decod.ids import MicrobatchId, NodeId
 from decod.planner.deciding import Decided, Unsettled
 from decod.planner.graph import Route
-from decod.protocol.core import daemon_jobs, jobs
+from decod.protocol.core import jobs
+from decod.protocol.core.fingerprints import SEED_BYTES, SKETCH_BYTES
 from decod.protocol.core.job_codec import FormError, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import AverageKind
-from decod.protocol.core.sketch import SEED_BYTES, SKETCH_BYTES
 from decod.worker.arena_view import Arena
 from decod.worker.averaging.averaging_jobs import AverageRunner
 from decod.worker.job_methods import JobRunner
@@ -82,10 +82,10 @@ WITH_INPUT = (
 )
 DAEMONS_JOBS = {
     each
-    for each in vars(daemon_jobs).values()
+    for each in vars(jobs).values()
     if isinstance(each, type) and issubclass(each, jobs.BaseJob)
 } - {jobs.BaseJob}
-AVERAGES_ONLY = {jobs.Decode, jobs.Use, daemon_jobs.Guide}
+AVERAGES_ONLY = {jobs.Decode, jobs.Use, jobs.Guide}
 
 OF_AVERAGING_PROCESS = (
     jobs.Gather(4, 3, kind=AverageKind.BETWEEN),
@@ -174,11 +174,11 @@ def travelled(value: T) -> T:
 
 
 OF_DAEMON: tuple[jobs.BaseJob, ...] = (
-    daemon_jobs.Configure({"device": "cpu", "batch": {"microbatch_size": 1}}),
-    daemon_jobs.SetThreads(None),
-    daemon_jobs.SetThreads(3),
-    daemon_jobs.SpreadStage(sharded=True),
-    daemon_jobs.GiveBlock(1, 2),
+    jobs.Configure({"device": "cpu", "batch": {"microbatch_size": 1}}),
+    jobs.SetThreads(None),
+    jobs.SetThreads(3),
+    jobs.SpreadStage(sharded=True),
+    jobs.GiveBlock(1, 2),
 )
 
 

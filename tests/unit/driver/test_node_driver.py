@@ -27,7 +27,7 @@ from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import CanTake, Message
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member
 from decod.protocol.node_machine import NodeMachine
 from decod.train.checkpoint.description import Chunk, describe_blob, description_text, entry_json

@@ -12,9 +12,8 @@ from decod.driver.compute import Compute
 from decod.driver.job_sizes import Sizes
 from decod.driver.peer_driver import PeerDriver, PeerPorts, PeerTransport, StateCopy
 from decod.ids import NodeId
-from decod.protocol.collaboration.loop import LoadState
+from decod.protocol.collaboration.loop import LoadState, RoundConfig
 from decod.protocol.collaboration.peer import PeerMachine
-from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core.messages.round_messages import Height
 
 START = Height(0, "0" * 64)

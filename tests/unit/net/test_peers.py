@@ -17,7 +17,7 @@ from decod.net.ask import Found, HelloInfo, HelloRequest, ask_status, hello
 from decod.net.net_limits import Limits
 from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.frame import data_frame

@@ -11,7 +11,7 @@ from decod.membership.papers import Membership
 from decod.membership.passing import WayProofs
 from decod.net import channel
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2

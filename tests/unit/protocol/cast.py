@@ -8,14 +8,13 @@ from typing import Any
 
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.compute_queue import NOBODY
-from decod.protocol.core.context import Context
+from decod.protocol.core.context import Context, RunFacts
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import JobFailed, JobFinished, Received, Tensor
 from decod.protocol.core.jobs import Job, JobResult, Nothing
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import Message, Open, Outcome
-from decod.protocol.core.node_identity import RunFacts
 from decod.protocol.core.view import Duty, Member, Opening, Role, View
 from decod.protocol.leadership.leader import Leader
 from decod.run.protocol_config import NO_AUDITS, ProtocolConfig

@@ -14,10 +14,9 @@ from random import Random
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import messages as m
-from decod.protocol.core.context import Context
+from decod.protocol.core.context import NO_PROMISE, Context, Promise
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages import election_messages as em
-from decod.protocol.core.node_identity import NO_PROMISE, Promise
+from decod.protocol.core.messages import decision_messages as em
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.election import Election
 from decod.protocol.leadership.quorum import Quorum, electors_of

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from decod.protocol.links.failure_detector import SLACK_MAX, Accrual
+from decod.protocol.links.liveness import SLACK_MAX, Accrual
 
 
 def patience(*gaps_s: float) -> Accrual:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from decod.ids import AveragingId, Iteration, JobId, MicrobatchId, NodeId
 from decod.protocol.averaging.vote import in_common, odd_ones
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
 from decod.protocol.core.events import JobFinished
+from decod.protocol.core.fingerprints import digest_of
 from decod.protocol.core.jobs import Gather, Propose, Proposed, Reduce, Squared
 from decod.protocol.core.messages import (
     BeginAggregation,

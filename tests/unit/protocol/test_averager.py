@@ -16,11 +16,10 @@ from decod.protocol.averaging.averager import (
     Weight,
 )
 from decod.protocol.core import jobs
-from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, Tensor
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
-from decod.protocol.core.tensor_store import TensorStore
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 WEIGHTS = {A: 4, B: 3, C: 2}

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import AveragingId, NodeId
-from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.fingerprints import digest_of
 from decod.protocol.core.jobs import Propose, Square, Squared
 from decod.protocol.core.messages import (
     BeginAggregation,

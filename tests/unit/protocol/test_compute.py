@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from decod.ids import JobId, TensorId
 from decod.planner.deciding import Unsettled
 from decod.protocol.core import jobs
-from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Effect, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
-from decod.protocol.core.tensor_store import TensorStore
 from tests.unit.protocol.cast import freed, jobs_of, mb, notes_of, tensor
 
 

@@ -11,8 +11,8 @@ import pytest
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import election_messages as em
-from decod.protocol.core.node_identity import NO_PROMISE, Promise
+from decod.protocol.core.context import NO_PROMISE, Promise
+from decod.protocol.core.messages import decision_messages as em
 from decod.protocol.core.view import Opening
 from decod.protocol.leadership.election import Election
 from tests.support.mutations import CONFIRM, mutated

@@ -3,10 +3,10 @@
 from decod.ids import AveragingId, Iteration, TensorId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
+from decod.protocol.core.context import NodeState
 from decod.protocol.core.effects import FreeTensor, Send, StartJob, Stop, StopReason
 from decod.protocol.core.jobs import CommitStep, Nothing
-from decod.protocol.core.messages.forwarding_messages import Way
-from decod.protocol.core.node_identity import NodeState
+from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Opening
 from tests.unit.protocol.cast import D0, R1A, R1B, ended, notes_of, tensor
 from tests.unit.protocol.small_run import LINGER_S, stops, training

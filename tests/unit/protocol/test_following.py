@@ -35,7 +35,7 @@ from decod.protocol.core.jobs import (
     Retract,
 )
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages.replay_messages import Average, Follow, Followed
+from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
 from decod.protocol.core.view import Opening, View
 from decod.protocol.state.replay import Entry, Replay
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX, ReplaySource

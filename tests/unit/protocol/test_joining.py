@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from decod.ids import Iteration, NodeId
-from decod.protocol.core.context import Context
+from decod.protocol.core.context import Context, Identity
 from decod.protocol.core.effects import FetchState, Note, Send, Stop, StopReason
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import LeaderFound, Received, StateFetchFailed
@@ -20,9 +20,8 @@ from decod.protocol.core.messages import (
     Prepared,
     Refuse,
 )
-from decod.protocol.core.messages.election_messages import LeaderIs
-from decod.protocol.core.messages.replay_messages import Follow, Followed
-from decod.protocol.core.node_identity import Identity
+from decod.protocol.core.messages.decision_messages import LeaderIs
+from decod.protocol.core.messages.membership_messages import Follow, Followed
 from decod.protocol.core.view import Opening, Role, View
 from decod.protocol.leadership.joining import Joining
 from decod.protocol.state.replay_sources import ReplaySource

@@ -6,13 +6,12 @@ import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.averaging.averager import Averager, Averaging, port_of
-from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, FetchState, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, StateFetched, StateFetchFailed
+from decod.protocol.core.fingerprints import NUM_SUMS, Sketch, digest_of
 from decod.protocol.core.jobs import Built, JobResult, Replayed, ReplayPasses, StandIn
 from decod.protocol.core.messages import Audit, AuditedPart, AuditedTensor, AuditResult, Message
 from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
-from decod.protocol.core.sketch import NUM_SUMS, Sketch
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 from decod.protocol.strategy.witnessing import Audits
 from tests.unit.protocol.cast import (

@@ -9,8 +9,10 @@ from decod.ids import Iteration, NodeId
 from decod.protocol.core import events as ev
 from decod.protocol.core.known_views import KnownViews
 from decod.protocol.core.messages import CatchUp, Mend, Message, Open
-from decod.protocol.core.view import Member, Opening, View
-from decod.protocol.core.view_change import (
+from decod.protocol.core.view import (
+    Member,
+    Opening,
+    View,
     ViewChange,
     change_between,
     changed_electors,

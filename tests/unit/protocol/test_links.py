@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from decod.ids import MicrobatchId, NodeId
 from decod.planner.cost import Link, link_cost_s, transfer_rate
 from decod.protocol.core import jobs
-from decod.protocol.core.estimate import STALE_S, Recent
+from decod.protocol.core.durations import STALE_S, Recent
 from decod.protocol.core.link_table import LinkTable, Terms
 from tests.unit.protocol.cast import D0, R1A, R1B, R2A, R2B
 

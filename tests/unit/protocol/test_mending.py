@@ -17,7 +17,7 @@ from decod.protocol.core.messages import (
     Report,
     Reroute,
 )
-from decod.protocol.core.messages.negotiation_messages import Hop
+from decod.protocol.core.messages.routing_messages import Hop
 from decod.protocol.core.view import View
 from decod.protocol.flows.building import Granted, RelayFlow
 from decod.protocol.flows.substitutes import Substitutes, replaced

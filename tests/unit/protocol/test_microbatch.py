@@ -4,8 +4,8 @@ import pytest
 
 from decod.ids import Iteration, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.digest import digest_of
 from decod.protocol.core.effects import Effect, Note, Send, SendTensor
+from decod.protocol.core.fingerprints import digest_of
 from decod.protocol.core.jobs import (
     Backward,
     Drop,

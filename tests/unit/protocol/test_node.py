@@ -5,6 +5,7 @@ import pytest
 from decod.ids import AveragingId, Iteration, JobId, NodeId, TensorId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
+from decod.protocol.core.context import NodeState
 from decod.protocol.core.dispatch import Dispatch
 from decod.protocol.core.effects import (
     FetchState,
@@ -16,8 +17,7 @@ from decod.protocol.core.effects import (
 )
 from decod.protocol.core.jobs import Built, Load, Nothing, Reset
 from decod.protocol.core.messages import round_messages as rounds
-from decod.protocol.core.messages.forwarding_messages import Way
-from decod.protocol.core.node_identity import NodeState
+from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Opening, View
 from tests.unit.protocol.cast import (
     D0,

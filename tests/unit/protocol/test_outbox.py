@@ -17,9 +17,9 @@ from decod.protocol.core.messages import (
     ReducedPart,
     Withdraw,
 )
-from decod.protocol.core.messages.forwarding_messages import Passed
+from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.core.view import Opening, Role
-from decod.protocol.links.outbox import Outbox
+from decod.protocol.links.forwarding import Outbox
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.protocol.core.patience import Patience
+from decod.protocol.core.durations import Patience
 from decod.run.protocol_config import ProtocolConfig
 
 

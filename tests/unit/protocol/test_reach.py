@@ -5,8 +5,15 @@ import pytest
 from decod.ids import NodeId
 from decod.planner.cost import Link
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.reach import HOSTS_BETWEEN, hosts_between, passed_peers
-from decod.protocol.core.view import Member, Reach, Role, View
+from decod.protocol.core.view import (
+    HOSTS_BETWEEN,
+    Member,
+    Reach,
+    Role,
+    View,
+    hosts_between,
+    passed_peers,
+)
 
 LEADER, A, B, C = (NodeId(letter * 52) for letter in "labc")
 

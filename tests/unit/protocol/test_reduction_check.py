@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
+from decod.protocol.core.fingerprints import ERROR_MAX, NUM_SUMS, Sketch
 from decod.protocol.core.messages import AuditedShares
 from decod.protocol.core.messages.audit_messages import AuditCase
-from decod.protocol.core.sketch import ERROR_MAX, NUM_SUMS, Sketch
 from decod.protocol.strategy.auditor import ReductionCheck
 from tests.unit.protocol.cast import R1A, R1B, R1C
 

@@ -3,9 +3,9 @@
 from random import Random
 
 from decod.ids import FlowId, NodeId
-from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Send
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     HOPS_MAX,
     ChangeAnswer,
     ChangeDecision,
@@ -16,8 +16,7 @@ from decod.protocol.core.messages.negotiation_messages import (
     RequestChange,
 )
 from decod.protocol.core.residual import ENTRANCE, EXIT
-from decod.protocol.core.tensor_store import TensorStore
-from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.negotiation.negotiated_routing import Negotiation
 from decod.protocol.flows.position import Position
 
 HOME, PEER, OTHER, RELAY = NodeId("home"), NodeId("peer"), NodeId("other"), NodeId("relay")

@@ -7,8 +7,8 @@ import pytest
 
 from decod.ids import AveragingId, Iteration
 from decod.protocol.core import messages as m
+from decod.protocol.core.context import Identity
 from decod.protocol.core.effects import Send
-from decod.protocol.core.node_identity import Identity
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.node_machine import NodeMachine

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from decod.errors import ConfigError
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId
-from decod.protocol.core.deadline import earliest
-from decod.protocol.core.digest import add_digests, digest_of
+from decod.protocol.core.compute_queue import TensorStore
 from decod.protocol.core.effects import FreeTensor
-from decod.protocol.core.tensor_store import TensorStore
+from decod.protocol.core.events import earliest
+from decod.protocol.core.fingerprints import add_digests, digest_of
 from decod.run.protocol_config import ProtocolConfig
 from tests.unit.protocol.cast import mb, tensor
 

@@ -1,6 +1,6 @@
 """What a member spends on an iteration, by the durations that it is told."""
 
-from decod.protocol.core.spent_time import ITERATION_MAX_S, IterationTimes, SpentTime
+from decod.protocol.core.durations import ITERATION_MAX_S, IterationTimes, SpentTime
 
 
 def test_an_iteration_lasts_from_one_commit_to_the_next() -> None:

@@ -8,8 +8,8 @@ from decod.protocol.core import events as ev
 from decod.protocol.core import messages as m
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import Assign, Prepared
-from decod.protocol.core.messages import election_messages as em
-from decod.protocol.core.messages.forwarding_messages import Passed
+from decod.protocol.core.messages import decision_messages as em
+from decod.protocol.core.messages.scopes import Passed
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.leader import Leader

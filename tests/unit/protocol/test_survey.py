@@ -12,8 +12,8 @@ from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core import messages as m
 from decod.protocol.core.context import Context
+from decod.protocol.core.durations import STALE_S
 from decod.protocol.core.effects import Effect, ProbeLink, Send
-from decod.protocol.core.estimate import STALE_S
 from decod.protocol.core.link_table import LinkTable, Terms
 from decod.protocol.core.view import View
 from decod.protocol.links.measuring import (

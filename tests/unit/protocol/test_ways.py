@@ -12,7 +12,7 @@ from decod.protocol.core.messages import (
     Ping,
     ReducedPart,
 )
-from decod.protocol.core.messages.forwarding_messages import Passed, Way
+from decod.protocol.core.messages.scopes import Passed, Way
 from decod.protocol.core.view import Reach, View
 from decod.protocol.links.forwarding import Forwarding
 from tests.unit.protocol.cast import (

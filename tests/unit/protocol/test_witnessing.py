@@ -10,6 +10,7 @@ from decod.limits import DIGEST_BYTES
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFinished
+from decod.protocol.core.fingerprints import ERROR_MAX
 from decod.protocol.core.jobs import Replayed, ReplayPasses
 from decod.protocol.core.messages import (
     Audit,
@@ -20,7 +21,6 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
 from decod.protocol.core.proofs import Subject
-from decod.protocol.core.sketch import ERROR_MAX
 from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits, unproven
 from decod.run.protocol_config import AuditConfig, ProtocolConfig
 from tests.unit.protocol.cast import (

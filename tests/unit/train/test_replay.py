@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from decod.ids import MicrobatchId
-from decod.protocol.core.sketch import SEED_BYTES, added, error_of
+from decod.protocol.core.fingerprints import SEED_BYTES, added, error_of
 from decod.run.model_config import ModelDtype
 from decod.run.training_config import ActivationCompression, ActivationsConfig
 from decod.train.activations import ActivationCodec

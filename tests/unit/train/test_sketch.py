@@ -7,7 +7,7 @@ import secrets
 import pytest
 import torch
 
-from decod.protocol.core.sketch import (
+from decod.protocol.core.fingerprints import (
     ERROR_MAX,
     NUM_SUMS,
     SEED_BYTES,

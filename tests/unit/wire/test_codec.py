@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages.forwarding_messages import Way
+from decod.protocol.core.messages.scopes import Way
 from decod.wire import codec
 from decod.wire.message_schema import Struct, structs
 from decod.wire.reading import read_envelope

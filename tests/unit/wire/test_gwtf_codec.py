@@ -9,7 +9,7 @@ import pytest
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, NodeId, RunId
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages import gwtf_messages as m
+from decod.protocol.core.messages import routing_messages as m
 from decod.protocol.flows.position import LINK_COST_MAX
 from decod.wire import codec
 from decod.wire.v1 import control_pb2 as pb

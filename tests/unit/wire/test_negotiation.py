@@ -9,14 +9,12 @@ import pytest
 from decod.ids import NodeId, RunId
 from decod.planner.deciding import decide
 from decod.planner.graph import Objective
-from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
-from decod.protocol.core.messages.gwtf_messages import GwtfMessage
-from decod.protocol.core.messages.negotiation_messages import DraftUnits, RoutingMessage
-from decod.protocol.core.tensor_store import TensorStore
-from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.core.messages.routing_messages import DraftUnits, GwtfMessage, RoutingMessage
+from decod.protocol.flows.negotiation.negotiated_routing import Negotiation
 from decod.protocol.flows.position import Position
 from decod.wire import codec
 from decod.wire.v1 import control_pb2 as pb

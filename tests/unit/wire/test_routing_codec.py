@@ -12,8 +12,8 @@ from decod.ids import FlowId, NodeId, RunId
 from decod.limits import CAPACITY_MAX, STAGE_INDEX_MAX
 from decod.planner.graph import Objective
 from decod.protocol.core.messages import Message
-from decod.protocol.core.messages import negotiation_messages as m
-from decod.protocol.core.messages.negotiation_messages import CHANGE_COST_MAX, PATH_COST_MAX
+from decod.protocol.core.messages import routing_messages as m
+from decod.protocol.core.messages.routing_messages import CHANGE_COST_MAX, PATH_COST_MAX
 from decod.protocol.core.residual import MAX_STEPS, STEP_COST_MAX, Walk
 from decod.protocol.flows.position import LINK_COST_MAX, Position
 from decod.wire import codec

@@ -7,7 +7,7 @@ import pytest
 from decod.errors import MalformedMessageError
 from decod.ids import FlowId, Iteration, NodeId, RunId
 from decod.protocol.core import messages as m
-from decod.protocol.core.messages import negotiation_messages as routing
+from decod.protocol.core.messages import routing_messages as routing
 from decod.wire import codec, validate
 from decod.wire.reading import ENVELOPE, envelopes_of, read_envelope
 from decod.wire.scan import scan

@@ -17,9 +17,17 @@ from decod.compression.fragments import StagePlans
 from decod.compression.plan import CompressionConfig, Method
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeProcess
-from decod.protocol.core.daemon_jobs import Configure, Guide
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
-from decod.protocol.core.jobs import AverageKind, BaseJob, Decode, Gather, Reduce, Use
+from decod.protocol.core.jobs import (
+    AverageKind,
+    BaseJob,
+    Configure,
+    Decode,
+    Gather,
+    Guide,
+    Reduce,
+    Use,
+)
 from decod.train.layout import byte_view
 from decod.worker.arena_view import Arena
 from decod.worker.averaging.averaging_jobs import AverageRunner

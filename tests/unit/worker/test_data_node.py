@@ -13,9 +13,8 @@ import torch
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
-from decod.protocol.core.daemon_jobs import Configure, GiveBlock
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
-from decod.protocol.core.jobs import BaseJob
+from decod.protocol.core.jobs import BaseJob, Configure, GiveBlock
 from decod.worker.arena_view import Arena
 from decod.worker.job_methods import JobRunner
 from tests.support.devices import on_devices

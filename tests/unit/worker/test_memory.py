@@ -10,7 +10,7 @@ import torch
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
-from decod.protocol.core.daemon_jobs import DoNothing
+from decod.protocol.core.jobs import DoNothing
 from decod.worker.arena_view import Arena
 from decod.worker.job_methods import JobRunner
 from decod.worker.memory import host_free_bytes, ran_out

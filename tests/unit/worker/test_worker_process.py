@@ -18,8 +18,8 @@ import torch
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
-from decod.protocol.core.daemon_jobs import Configure, DoNothing
 from decod.protocol.core.job_codec import fields_of
+from decod.protocol.core.jobs import Configure, DoNothing
 from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig

@@ -6,19 +6,13 @@ Each message is idempotent: it names what it belongs to (`scopes`), and a repeat
 from decod.protocol.core.messages import (
     audit_messages,
     averaging_messages,
-    election_messages,
-    flow_messages,
-    forwarding_messages,
-    gwtf_messages,
-    link_messages,
+    decision_messages,
     membership_messages,
     microbatch_messages,
-    negotiation_messages,
-    opening_messages,
-    replay_messages,
     round_messages,
+    routing_messages,
+    scopes,
     server_messages,
-    utilisation_messages,
 )
 from decod.protocol.core.messages.audit_messages import Audit as Audit
 from decod.protocol.core.messages.audit_messages import AuditedPart as AuditedPart
@@ -34,14 +28,13 @@ from decod.protocol.core.messages.averaging_messages import GradientSquares as G
 from decod.protocol.core.messages.averaging_messages import Ready as Ready
 from decod.protocol.core.messages.averaging_messages import ReducedPart as ReducedPart
 from decod.protocol.core.messages.averaging_messages import ReducePart as ReducePart
-from decod.protocol.core.messages.election_messages import ElectionMessage as ElectionMessage
-from decod.protocol.core.messages.flow_messages import FlowAnswer as FlowAnswer
-from decod.protocol.core.messages.flow_messages import FlowCost as FlowCost
-from decod.protocol.core.messages.flow_messages import RequestFlow as RequestFlow
-from decod.protocol.core.messages.flow_messages import Withdraw as Withdraw
-from decod.protocol.core.messages.forwarding_messages import Passed as Passed
-from decod.protocol.core.messages.link_messages import LinkProbe as LinkProbe
-from decod.protocol.core.messages.link_messages import LinkReport as LinkReport
+from decod.protocol.core.messages.decision_messages import ElectionMessage as ElectionMessage
+from decod.protocol.core.messages.decision_messages import Mend as Mend
+from decod.protocol.core.messages.decision_messages import NodeLoad as NodeLoad
+from decod.protocol.core.messages.decision_messages import Open as Open
+from decod.protocol.core.messages.decision_messages import Outcome as Outcome
+from decod.protocol.core.messages.decision_messages import UtilisationAnswer as UtilisationAnswer
+from decod.protocol.core.messages.decision_messages import UtilisationQuery as UtilisationQuery
 from decod.protocol.core.messages.membership_messages import NOT_FINITE as NOT_FINITE
 from decod.protocol.core.messages.membership_messages import OF_TENSORS as OF_TENSORS
 from decod.protocol.core.messages.membership_messages import SLOW as SLOW
@@ -49,10 +42,12 @@ from decod.protocol.core.messages.membership_messages import STANDS_STILL as STA
 from decod.protocol.core.messages.membership_messages import TENSOR_REFUSED as TENSOR_REFUSED
 from decod.protocol.core.messages.membership_messages import TOO_SLOW as TOO_SLOW
 from decod.protocol.core.messages.membership_messages import Assign as Assign
+from decod.protocol.core.messages.membership_messages import Average as Average
 from decod.protocol.core.messages.membership_messages import Bans as Bans
 from decod.protocol.core.messages.membership_messages import Capacity as Capacity
 from decod.protocol.core.messages.membership_messages import CapacityAnswer as CapacityAnswer
 from decod.protocol.core.messages.membership_messages import CatchUp as CatchUp
+from decod.protocol.core.messages.membership_messages import FollowMessage as FollowMessage
 from decod.protocol.core.messages.membership_messages import Heartbeat as Heartbeat
 from decod.protocol.core.messages.membership_messages import Join as Join
 from decod.protocol.core.messages.membership_messages import Leave as Leave
@@ -72,22 +67,21 @@ from decod.protocol.core.messages.microbatch_messages import Mended as Mended
 from decod.protocol.core.messages.microbatch_messages import Report as Report
 from decod.protocol.core.messages.microbatch_messages import Reroute as Reroute
 from decod.protocol.core.messages.microbatch_messages import Unusable as Unusable
-from decod.protocol.core.messages.negotiation_messages import RoutingMessage as RoutingMessage
-from decod.protocol.core.messages.opening_messages import Mend as Mend
-from decod.protocol.core.messages.opening_messages import Open as Open
-from decod.protocol.core.messages.opening_messages import Outcome as Outcome
-from decod.protocol.core.messages.replay_messages import Average as Average
-from decod.protocol.core.messages.replay_messages import FollowMessage as FollowMessage
 from decod.protocol.core.messages.round_messages import RoundMessage as RoundMessage
+from decod.protocol.core.messages.routing_messages import FlowAnswer as FlowAnswer
+from decod.protocol.core.messages.routing_messages import FlowCost as FlowCost
+from decod.protocol.core.messages.routing_messages import LinkProbe as LinkProbe
+from decod.protocol.core.messages.routing_messages import LinkReport as LinkReport
+from decod.protocol.core.messages.routing_messages import RequestFlow as RequestFlow
+from decod.protocol.core.messages.routing_messages import RoutingMessage as RoutingMessage
+from decod.protocol.core.messages.routing_messages import Withdraw as Withdraw
 from decod.protocol.core.messages.scopes import Message as Message
 from decod.protocol.core.messages.scopes import OfDataNodes as OfDataNodes
+from decod.protocol.core.messages.scopes import Passed as Passed
 from decod.protocol.core.messages.scopes import WithTensor as WithTensor
 from decod.protocol.core.messages.server_messages import ServersMessage as ServersMessage
 from decod.protocol.core.messages.server_messages import StageActivation as StageActivation
 from decod.protocol.core.messages.server_messages import StageGradient as StageGradient
-from decod.protocol.core.messages.utilisation_messages import NodeLoad as NodeLoad
-from decod.protocol.core.messages.utilisation_messages import UtilisationAnswer as UtilisationAnswer
-from decod.protocol.core.messages.utilisation_messages import UtilisationQuery as UtilisationQuery
 
 _OF_DATACLASSES = "__dataclass_fields__"
 
@@ -95,18 +89,12 @@ MESSAGES: tuple[type[Message], ...] = tuple(
     kind
     for module in (
         membership_messages,
-        replay_messages,
-        link_messages,
-        flow_messages,
-        negotiation_messages,
-        gwtf_messages,
+        routing_messages,
         microbatch_messages,
         averaging_messages,
         audit_messages,
-        opening_messages,
-        utilisation_messages,
-        election_messages,
-        forwarding_messages,
+        decision_messages,
+        scopes,
         server_messages,
         round_messages,
     )

@@ -20,9 +20,8 @@ from decod.limits import (
     exactly,
     within,
 )
-from decod.protocol.core.digest import digest_of
+from decod.protocol.core.fingerprints import ERROR_MAX, SEED_BYTES, SketchBytes, digest_of
 from decod.protocol.core.messages.scopes import OfAveraging, WithTensor
-from decod.protocol.core.sketch import ERROR_MAX, SEED_BYTES, SketchBytes
 
 AUDITORS_MAX = 16
 """Of one relay's work."""

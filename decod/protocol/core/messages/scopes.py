@@ -1,10 +1,14 @@
-"""To what a message belongs: that decides when a node may take it in.
+"""To what a message belongs, which decides when a node may take it in; and how it gets there.
 
 Each message derives from one of the classes here. `protocol.core.dispatch` compares the place that
-the message names with the node's own.
+the message names with the node's own. `decod.protocol.links.forwarding` sends messages by way of a
+third member.
 """
 
-from decod.ids import AveragingId, Iteration
+from dataclasses import dataclass, field
+
+from decod.ids import AveragingId, Iteration, NodeId
+from decod.limits import Number
 
 
 class WithTensor:
@@ -76,3 +80,32 @@ def travels_on(message: object, anchor: Iteration) -> bool:
     if not isinstance(message, OfAveraging) or not message.travels:
         return False
     return message.averaging.iteration == anchor
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a message goes by way of a third member, because its origin can't reach its goal.
+
+    Part of a message's envelope, not of the message.
+    """
+
+    origin: NodeId
+    """Who says it."""
+    goal: NodeId
+    """Whom it is for."""
+    term: int
+    """Of the origin's view."""
+    ticket: int
+    """Counts the messages of the origin that are passed on, from 1."""
+    proof: bytes = field(default=b"", compare=False)
+    """That the origin says the message. Whoever drives the core makes and checks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed(OfRun):
+    """What became of a message that the sender was to pass on."""
+
+    ticket: Number
+    """Which: the ticket of its envelope."""
+    arrived: bool
+    """Whether its goal has it. Said of tensors; of other messages only if it has not."""

@@ -16,12 +16,12 @@ from; and data nodes' identities are left open until the end. The paper's own ru
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ChangeAnswer,
     ChangeDecision,
     DraftOffer,
@@ -41,10 +41,197 @@ from decod.protocol.core.residual import (
     closed,
     empty_walk,
 )
-from decod.protocol.flows.negotiation.build import BuildMessage, DraftBuilding
-from decod.protocol.flows.negotiation.draft_changes import Changes
-from decod.protocol.flows.negotiation.draft_links import DraftLink, DraftLinks
+from decod.protocol.flows.negotiation.draft_changes import Changes, DraftLink, DraftLinks
 from decod.protocol.flows.position import Position
+
+_TICKS_PER_STAGE = 3
+"""Offers pass a stage in one round; those that are refused ask others, each time in two more."""
+
+_REPAIR_TICKS_PER_STAGE = 2
+"""The same where most of an earlier draft still stands: fewer ask for the same."""
+
+_REPEAT_TICKS = 4
+"""A request that nobody has answered is repeated this often."""
+
+BuildMessage = DraftOffer | RequestUnits | UnitsAnswer
+
+
+@dataclass(slots=True)
+class _Offer:
+    sequence: int
+    units: int
+    cost: float
+
+
+@dataclass(slots=True)
+class _Request:
+    request_id: int
+    units: int
+    cost: float
+    """Of one unit from this node to the sink."""
+    age: int = 0
+
+
+@dataclass(slots=True)
+class DraftBuilding:
+    """One node's part in building.
+
+    A node with units on their way to a sink that nobody sends it yet (unpaired outflow) offers them
+    to the previous stage, with their cost. A node with room asks for the cheapest, its link
+    included, and offers what it has asked for at once, before it is answered: so offers run ahead,
+    one stage a round, and requests follow. A request waits until the node that got it knows what it
+    has. The end comes after as many rounds as that takes, and a few more: what has no other half by
+    then is let go.
+    """
+
+    position: Position
+    links: DraftLinks
+    changes: Changes
+    view_version: int
+    ticks_left: int = field(init=False)
+    _offers: dict[NodeId, _Offer] = field(default_factory=dict)
+    _pending: dict[NodeId, _Request] = field(default_factory=dict)
+    _waiting: dict[NodeId, RequestUnits] = field(default_factory=dict)
+    _answers: dict[NodeId, UnitsAnswer] = field(default_factory=dict)
+    _offered: tuple[int, float] = (0, 0.0)
+    _cost: float = 0.0
+    """Mean cost to the sink of this node's units."""
+    _next_id: int = 1
+    _sequence: int = 0
+
+    def __post_init__(self) -> None:
+        self.ticks_left = _TICKS_PER_STAGE * self.position.num_stages + 2
+
+    def repair(self) -> None:
+        """Begin with an earlier draft's units."""
+        self.ticks_left = _REPAIR_TICKS_PER_STAGE * self.position.num_stages + 4
+
+    @property
+    def active(self) -> bool:
+        return self.ticks_left > 0
+
+    def received(self, sender: NodeId, message: BuildMessage) -> list[Effect]:
+        match message:
+            case DraftOffer():
+                known = self._offers.get(sender)
+                if sender in self.links.outward and (
+                    known is None or message.sequence > known.sequence
+                ):
+                    self._offers[sender] = _Offer(message.sequence, message.units, message.cost)
+                return []
+            case RequestUnits():
+                answer = self._answers.get(sender)
+                if answer is not None and answer.request_id >= message.request_id:
+                    return [Send(sender, answer)] if answer.request_id == message.request_id else []
+                if sender in self.links.inward:
+                    self._waiting[sender] = message
+                return []
+            case UnitsAnswer():
+                return self._answered(sender, message)
+
+    def _answered(self, sender: NodeId, answer: UnitsAnswer) -> list[Effect]:
+        request = self._pending.get(sender)
+        if request is None or request.request_id != answer.request_id:
+            return []
+        del self._pending[sender]
+        self.changes.expected -= request.units
+        units = min(answer.units, request.units)
+        if units > 0:
+            num_used = self.links.num_out
+            self._cost = (self._cost * num_used + request.cost * units) / (num_used + units)
+            self.links.outward[sender].grow(units)
+        return []
+
+    def tick(self) -> list[Effect]:
+        """Answer, ask, offer."""
+        repeats = self._repeat()
+        if not self.active:
+            return repeats + self._refuse_all()
+        self.ticks_left -= 1
+        return repeats + self._answer() + self._ask() + self._offer()
+
+    @property
+    def _surplus(self) -> int:
+        """Units on their way to a sink that nobody sends this node yet."""
+        if self.position.data:
+            return self.changes.room_as_sink
+        return self.changes.num_missing
+
+    def _answer(self) -> list[Effect]:
+        effects: list[Effect] = []
+        cost = self.position.cost_from
+        for sender in sorted(self._waiting, key=lambda peer: (cost(peer), peer)):
+            request = self._waiting[sender]
+            units = max(0, min(request.units, self._surplus))
+            if units == 0 and self._pending and not self.position.data:
+                continue  # It may have some when it has been answered itself.
+            del self._waiting[sender]
+            if units > 0:
+                self.links.inward[sender].grow(units)
+            answer = UnitsAnswer(self.view_version, request.request_id, units)
+            self._answers[sender] = answer
+            effects.append(Send(sender, answer))
+        return effects
+
+    def _refuse_all(self) -> list[Effect]:
+        waiting = self._waiting
+        self._waiting = {}
+        effects: list[Effect] = []
+        for sender, request in waiting.items():
+            answer = self._answers[sender] = UnitsAnswer(self.view_version, request.request_id, 0)
+            effects.append(Send(sender, answer))
+        return effects
+
+    def _repeat(self) -> list[Effect]:
+        """Repeat what nobody has answered, beyond the end too: room is kept for the answer."""
+        effects: list[Effect] = []
+        for peer, request in self._pending.items():
+            request.age += 1
+            if request.age % _REPEAT_TICKS == 0:
+                repeat = RequestUnits(self.view_version, request.request_id, request.units)
+                effects.append(Send(peer, repeat))
+        return effects
+
+    def _ask(self) -> list[Effect]:
+        effects: list[Effect] = []
+        room = self.changes.room_as_source
+        if self.position.share is not None:
+            room = min(room, self.position.share - self.links.num_out - self.changes.expected)
+        cost = self.position.cost_to
+        nearest = sorted(
+            (offer.cost + cost(peer), peer)
+            for peer, offer in self._offers.items()
+            if offer.units > 0 and peer not in self._pending
+        )
+        for total, peer in nearest:
+            units = min(room, self._offers[peer].units)
+            if units <= 0:
+                break
+            room -= units
+            self._offers[peer].units -= units
+            self.changes.expected += units
+            self._pending[peer] = _Request(self._next_id, units, total)
+            effects.append(Send(peer, RequestUnits(self.view_version, self._next_id, units)))
+            self._next_id += 1
+        return effects
+
+    def _offer(self) -> list[Effect]:
+        """Tell the previous stage what there is, or will be, to take up."""
+        expected = sum(request.units for request in self._pending.values())
+        units = self._surplus + (0 if self.position.data else expected)
+        num_used = self.links.num_out
+        cost = 0.0
+        if not self.position.data and num_used + expected:
+            ahead = sum(request.units * request.cost for request in self._pending.values())
+            cost = (self._cost * num_used + ahead) / (num_used + expected)
+        offer = (max(0, units), cost)
+        if offer == self._offered:
+            return []
+        self._offered = offer
+        self._sequence += 1
+        message = DraftOffer(self.view_version, self._sequence, *offer)
+        return [Send(peer, message) for peer in self.position.previous]
+
 
 _REFRESH_TICKS = 8
 """All walks are told again this often, whether or not they changed: messages may be lost."""
@@ -191,7 +378,8 @@ class Draft:
                 until = self.num_ticks + _EXPIRY_TICKS
                 heard = self._heard[source] = _Heard(message.sequence, walk, until)
                 if known is not None:
-                    heard.refused, heard.num_refused = known.refused, known.num_refused
+                    heard.refused = known.refused
+                    heard.num_refused = known.num_refused
                     heard.banned_until = known.banned_until
 
     # --- once in each round -------------------------------------------------------------------
@@ -239,7 +427,8 @@ class Draft:
 
     def _balance(self) -> None:
         """Let go of what does not go through, as soon as no promise rests on it."""
-        position, links = self.position, self.links
+        position = self.position
+        links = self.links
         ahead = min(links.num_out + self.changes.expected, position.capacity)
         end = self._missing_ticks_left <= 0 and not self.frozen
         target = min(ahead, links.num_in) if end else ahead
@@ -252,7 +441,8 @@ class Draft:
 
     def _relax(self) -> "_Search":
         """Find the best detour that ends here, and the best walks to go on from here."""
-        position, links = self.position, self.links
+        position = self.position
+        links = self.links
         waiting = self.changes.room_as_source if position.data else self.changes.num_stuck
         search = _Search(position.node_id, waiting, position.reward)
         if not self.build.active or position.data:
@@ -271,7 +461,8 @@ class Draft:
         if position.data:
             self._relax_data(search)
         else:
-            num_out, wait = links.num_out, position.queue_cost()
+            num_out = links.num_out
+            wait = position.queue_cost()
             num_used = max(links.num_in, num_out)
             search.pass_through(ENTRANCE, wait * num_used, self.changes.room)
             search.pass_through(EXIT, -wait * max(0, num_used - 1), num_out)
@@ -288,7 +479,8 @@ class Draft:
                 search.prolong(walk, ENTRANCE, 0.0, _UNITS_MAX)
 
     def _walks(self, peer: NodeId, side: bool) -> list[Walk]:  # noqa: FBT001 - half of a place.
-        now, walks = self.num_ticks, list[Walk]()
+        now = self.num_ticks
+        walks = list[Walk]()
         for waiting in (False, True):
             heard = self._heard.get((peer, side, waiting))
             if heard is None or heard.walk is None or heard.until <= now:
@@ -300,7 +492,8 @@ class Draft:
     def _tell(self, search: "_Search") -> list[Effect]:
         """Tell neighbours of the walks that they could prolong, where those have changed."""
         refresh = self.num_ticks % _REFRESH_TICKS == 0
-        position, links = self.position, self.links
+        position = self.position
+        links = self.links
         listeners = [(peer, EXIT) for peer in position.next]
         listeners += [(peer, ENTRANCE) for peer, link in links.inward.items() if link.units > 0]
         sink_room = position.data and self.changes.room_as_sink > 0
@@ -379,14 +572,16 @@ class _Search:
 
     def news(self, side: bool, peer: NodeId) -> _News:  # noqa: FBT001
         """Return what a neighbour may want to know of the walks to one place."""
-        walk, waiting = self.walks[side], self.waiting.get(side)
+        walk = self.walks[side]
+        waiting = self.waiting.get(side)
         return (
             walk if walk.cost < 0 and not _comes_from(walk, peer) else None,
             waiting if waiting is not None and not _comes_from(waiting, peer) else None,
         )
 
     def _lead(self, walk: Walk, side: bool, cost: float, units: int) -> None:  # noqa: FBT001
-        place, known = self._places[side], self.waiting.get(side)
+        place = self._places[side]
+        known = self.waiting.get(side)
         if place in walk.places or len(walk.places) >= MAX_STEPS:
             return
         longer = walk.to(place, cost, units)

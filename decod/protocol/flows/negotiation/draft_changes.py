@@ -15,21 +15,108 @@ from random import Random
 from decod.ids import NodeId
 from decod.planner.graph import Objective
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ChangeAnswer,
     ChangeDecision,
+    DraftUnits,
     RequestChange,
 )
-from decod.protocol.core.residual import (
-    MAX_STEPS,
-    Change,
-    Improvement,
-    Place,
-    change_at,
-    last_part,
-)
-from decod.protocol.flows.negotiation.draft_links import DraftLink, DraftLinks
+from decod.protocol.core.residual import MAX_STEPS, Change, Improvement, Place, change_at, last_part
 from decod.protocol.flows.position import Position
+
+
+@dataclass(slots=True)
+class DraftLink:
+    """One direction of the link to one neighbour."""
+
+    units: int = 0
+    version: int = 0
+    """Changes so far. Both ends count them, so what was said before a change is known as stale."""
+    peer_units: int | None = 0
+    """What the other end says it carries; None: it has not spoken."""
+    reserved: int = 0
+    """Units that a change under way may take from it."""
+
+    @property
+    def agreed(self) -> bool:
+        return self.peer_units == self.units
+
+    @property
+    def available(self) -> int:
+        return self.units - self.reserved if self.agreed else 0
+
+    def grow(self, units: int) -> None:
+        """Add units (or take them away) in a change that the other end carries out too.
+
+        Ends that had not agreed before do not agree now.
+        """
+        self.units += units
+        if self.peer_units is not None:
+            self.peer_units += units
+        self.version += 1
+
+
+@dataclass(slots=True)
+class DraftLinks:
+    """All links of one node, by direction."""
+
+    outward: dict[NodeId, DraftLink] = field(default_factory=dict)
+    inward: dict[NodeId, DraftLink] = field(default_factory=dict)
+
+    def side(self, *, outward: bool) -> dict[NodeId, DraftLink]:
+        return self.outward if outward else self.inward
+
+    @property
+    def num_out(self) -> int:
+        return sum([link.units for link in self.outward.values()])
+
+    @property
+    def num_in(self) -> int:
+        return sum([link.units for link in self.inward.values()])
+
+    @property
+    def agreed(self) -> bool:
+        return all(link.agreed for side in (self.outward, self.inward) for link in side.values())
+
+    def said(self, sender: NodeId, message: DraftUnits, *, busy: bool) -> bool:
+        """Take in the other end's number. Returns whether it should be told this end's at once.
+
+        A node that has promised to take part in a change (`busy`) lowers nothing meanwhile: the
+        promise may rest on it. While the two differ each says its number once a round, and not in
+        answer to the other's, or they would go on and on.
+        """
+        link = self.side(outward=not message.outward).get(sender)
+        if link is None or message.link_version != link.version:
+            return False
+        if link.peer_units is None or message.units < link.peer_units:
+            link.peer_units = message.units
+        if not busy:
+            link.units = min(link.units, link.peer_units)
+        return link.agreed and not message.agreed
+
+    def lower(
+        self, side: dict[NodeId, DraftLink], target: int, cost: Callable[[NodeId], float]
+    ) -> None:
+        """Let go of units of one side until it has no more than `target`; dearest links first."""
+        excess = sum(link.units for link in side.values()) - target
+        for _, peer in sorted(((-cost(peer), peer) for peer in side) if excess > 0 else ()):
+            dropped = min(max(excess, 0), side[peer].units)
+            side[peer].units -= dropped
+            excess -= dropped
+
+    def statements(self, view_version: int) -> list[Effect]:
+        """Tell the other end of each link on which the two do not agree yet."""
+        return [
+            self.statement(view_version, peer, outward=outward)
+            for outward in (False, True)
+            for peer, link in self.side(outward=outward).items()
+            if not link.agreed
+        ]
+
+    def statement(self, view_version: int, peer: NodeId, *, outward: bool) -> Effect:
+        link = self.side(outward=outward)[peer]
+        return Send(peer, DraftUnits(view_version, outward, link.version, link.units, link.agreed))
+
 
 _PATIENCE_TICKS = 6
 """How long the asker waits for answers before it drops a change."""
@@ -174,7 +261,8 @@ class Changes:
 
     def take_refused(self) -> Improvement | None:
         """Return what this node asked for last, if it has been refused."""
-        refused, self._refused = self._refused, None
+        refused = self._refused
+        self._refused = None
         return refused
 
     def requested(
@@ -192,7 +280,8 @@ class Changes:
 
     def answered(self, sender: NodeId, answer: ChangeAnswer) -> list[Effect]:
         """Count a participant's answer; decide with the last one."""
-        asked, change_id = self._asked, answer.change_id
+        asked = self._asked
+        change_id = answer.change_id
         if 0 < change_id < self._next_id - (asked is not None):
             decision = ChangeDecision(self.view_version, change_id, self._made.get(change_id, 0))
             return [Send(sender, decision)] if answer.units else []
@@ -265,7 +354,8 @@ class Changes:
             nth = self.links.outward[peer].units + (1 if sign > 0 else 0)
             total += sign * self.position.unit_cost(peer, nth, outward=True)
         if not self.position.data and change.net_in == change.net_out != 0:
-            num_used, wait = max(self.links.num_in, self.links.num_out), self.position.queue_cost()
+            num_used = max(self.links.num_in, self.links.num_out)
+            wait = self.position.queue_cost()
             total += wait * num_used if change.net_in > 0 else -wait * max(0, num_used - 1)
         return total
 

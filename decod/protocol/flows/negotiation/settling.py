@@ -3,7 +3,7 @@
 Every data node sends a claim along each unit that begins at it. A claim holds still what it
 passes, and gathers what the links there cost; it ends at some data node, which tells the first.
 One data node (the leader) gets all claims and decides whose flows they become
-(`decod.protocol.flows.negotiation.settler`). Each data node installs its own along their paths. A
+(`decod.protocol.flows.negotiation.settling`). Each data node installs its own along their paths. A
 flow stands when its install message has come home. The leader is told when all of a data node's do.
 Where units go is asked of the `Units` of either search.
 
@@ -11,14 +11,17 @@ Whatever is not answered is repeated, and every step may be: a claim goes the sa
 install is noted once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from decod.ids import FlowId, NodeId
+from decod.planner.deciding import Decided, LinkCosts, Unsettled
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.events import JobFinished
+from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job
+from decod.protocol.core.messages.routing_messages import (
     HOPS_MAX,
     Claim,
     Claimed,
@@ -30,8 +33,211 @@ from decod.protocol.core.messages.negotiation_messages import (
     Settle,
     SettledFlow,
 )
-from decod.protocol.flows.negotiation.settler import Settler
 from decod.protocol.flows.position import Position
+
+
+def unsettled(gathered: Mapping[NodeId, Claims], position: Position) -> Unsettled:
+    """Return the problem of whose flows the claimed units become, and along which paths.
+
+    Args:
+        gathered: What each data node claims.
+        position: Of the settling one.
+    """
+    outward = _Told()
+    inward = _Told()
+    paths: list[tuple[NodeId, ...]] = []
+    compute_s: dict[NodeId, float] = {}
+    for data_node, claims in sorted(gathered.items()):
+        outward.add(data_node, claims.costs)
+        inward.add(data_node, claims.inward)
+        compute_s[data_node] = claims.compute_s
+        for hops in claims.claims:
+            paths.append((data_node, *(hop.node_id for hop in hops)))
+            for hop in hops:
+                outward.add(hop.node_id, hop.costs)
+                inward.add(hop.node_id, hop.inward)
+                compute_s[hop.node_id] = hop.compute_s
+    rooms = None if position.rooms is None else position.rooms()
+    return Unsettled(
+        paths=tuple(paths),
+        capacities=tuple(
+            (data_node, claims.capacity) for data_node, claims in sorted(gathered.items())
+        ),
+        outward=tuple(outward.entries),
+        inward=tuple(inward.entries),
+        compute_s=tuple(compute_s.items()),
+        rooms=None if rooms is None else tuple(tuple(room.items()) for room in rooms),
+        fair=position.fair,
+        crowding=position.crowding,
+        work_max=position.work_max,
+    )
+
+
+def flows_of(
+    decided: Iterable[Decided], data_nodes: Iterable[NodeId]
+) -> dict[NodeId, tuple[SettledFlow, ...]]:
+    """Return the flows of each data node, which may be none."""
+    flows: dict[NodeId, list[SettledFlow]] = {data_node: [] for data_node in data_nodes}
+    for chosen in decided:
+        path = chosen.route.path
+        flows[path[0]].append(SettledFlow(path[1:-1], chosen.costs))
+    return {data_node: tuple(own) for data_node, own in flows.items()}
+
+
+def as_claimed(gathered: Mapping[NodeId, Claims]) -> dict[NodeId, tuple[SettledFlow, ...]]:
+    """Return each data node's claims as its flows: they came home to it (GWTF)."""
+    decided: dict[NodeId, tuple[SettledFlow, ...]] = {}
+    for data_node, claims in sorted(gathered.items()):
+        first = dict(claims.costs)
+        flows = list[SettledFlow]()
+        for hops in claims.claims:
+            ends = [hop.node_id for hop in hops[1:]] + [data_node]
+            costs = [dict(hop.costs).get(end) for hop, end in zip(hops, ends, strict=True)]
+            known = [first[hops[0].node_id], *(cost for cost in costs if cost is not None)]
+            if len(known) == len(hops) + 1:
+                flows.append(SettledFlow(tuple(hop.node_id for hop in hops), tuple(known)))
+        decided[data_node] = tuple(flows)
+    return decided
+
+
+class _Told:
+    """Costs of links as nodes have told them: once for all claims that passed a node."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[NodeId, LinkCosts]] = []
+        self._last: dict[NodeId, LinkCosts] = {}
+
+    def add(self, node_id: NodeId, costs: LinkCosts) -> None:
+        if self._last.get(node_id) != costs:
+            self._last[node_id] = costs
+            self.entries.append((node_id, costs))
+
+
+@dataclass(slots=True)
+class Settler:
+    """Gathers all claims of one settlement, and tells every data node its flows.
+
+    For decod's search that is a job (`planner.deciding`). GWTF's flows are those that were claimed.
+    A decision that fails is asked for again with the next repeated report. One that comes when its
+    settlement has been given up is dropped.
+    """
+
+    position: Position
+    view_version: int
+    tell: Callable[[NodeId, Routes], list[Effect]]
+    """Sends a data node its flows."""
+    compute: ComputeQueue | None
+    """Takes the job of deciding. None: flows are what was claimed."""
+    epoch: int = 0
+    _deciding: DecideFlows | None = None
+    """The job whose result is awaited."""
+    _gathered: dict[NodeId, Claims] = field(default_factory=dict)
+    _settled: dict[NodeId, Routes] = field(default_factory=dict)
+    _installed: set[NodeId] = field(default_factory=set)
+    """Other data nodes that have installed all of their flows."""
+
+    def enter(self, epoch: int) -> None:
+        """Begin another settlement."""
+        self.epoch = epoch
+        self.give_up()
+        self._installed.clear()
+        self._gathered.clear()
+        self._settled.clear()
+
+    def give_up(self) -> None:
+        """Drop the decision that is awaited."""
+        self._deciding = None
+
+    @property
+    def silent(self) -> list[NodeId]:
+        """The other data nodes that have not claimed."""
+        return [peer for peer in self.position.data_peers if peer not in self._gathered]
+
+    @property
+    def all_installed(self) -> bool:
+        """Whether every other data node has installed its flows."""
+        return self._installed.issuperset(self.position.data_peers)
+
+    @property
+    def serves_all(self) -> bool:
+        """Once decided: whether every data node with room has a flow."""
+        return all(
+            self._settled[data_node].routes or not claims.capacity
+            for data_node, claims in self._gathered.items()
+        )
+
+    @property
+    def flows(self) -> dict[FlowId, SettledFlow]:
+        """Return the flows of all data nodes, once decided."""
+        return {
+            FlowId(data_node, slot): flow
+            for data_node, routes in self._settled.items()
+            for slot, flow in enumerate(routes.routes)
+        }
+
+    @property
+    def unsure(self) -> list[tuple[NodeId, Routes]]:
+        """The flows of other data nodes that have not said that they installed them."""
+        peers = self._settled.keys() - self._installed - {self.position.node_id}
+        return [(peer, self._settled[peer]) for peer in sorted(peers)]
+
+    def received(self, sender: NodeId, message: Claims | Installed) -> list[Effect]:
+        """Take in what a data node reports."""
+        if isinstance(message, Claims):
+            return self._gather(sender, message)
+        self._installed.add(sender)
+        return []
+
+    def _gather(self, sender: NodeId, message: Claims) -> list[Effect]:
+        """Take in the claims of a data node, and decide when those of all are here."""
+        position = self.position
+        everybody = {position.node_id, *position.data_peers}
+        if sender not in everybody:
+            return []
+        if sender in self._settled:
+            return self.tell(sender, self._settled[sender])
+        if self._deciding is not None or not self._acceptable(message):
+            return []
+        self._gathered[sender] = message
+        for hops in message.claims:
+            position.heard(hops)
+        if self._gathered.keys() != everybody:
+            return []
+        if self.compute is None:
+            return self._tell_all(as_claimed(self._gathered))
+        self._deciding = DecideFlows(unsettled(self._gathered, position))
+        return self.compute.submit(self._deciding, self)
+
+    def _acceptable(self, message: Claims) -> bool:
+        """Whether a data node may claim this: no more than it can carry, and whole paths only."""
+        if not 0 <= len(message.claims) <= message.capacity:
+            return False
+        heads = {peer for peer, _ in message.costs}
+        complete = self.position.complete_path
+        return all(complete(hops) and hops[0].node_id in heads for hops in message.claims)
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """Tell the data nodes what has been decided."""
+        if job is not self._deciding:
+            return []
+        assert isinstance(event.result, FlowsDecided)
+        self._deciding = None
+        return self._tell_all(flows_of(event.result.flows, self._gathered))
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """Let the next repeated report try again; till then the flows of before are used."""
+        if job is self._deciding:
+            self._deciding = None
+        return []
+
+    def _tell_all(self, decided: Mapping[NodeId, tuple[SettledFlow, ...]]) -> list[Effect]:
+        for data_node, flows in decided.items():
+            self._settled[data_node] = Routes(self.view_version, self.epoch, flows)
+        effects: list[Effect] = []
+        for data_node in sorted(self._settled):
+            effects += self.tell(data_node, self._settled[data_node])
+        return effects
+
 
 _REPEAT_TICKS = 16
 """What was not answered for so long is said again. Longer than a message's way along a path."""
@@ -223,7 +429,8 @@ class Settling:
 
         A claim ends at a data node, or, with nothing, at a relay where its unit had been let go.
         """
-        flow_id, hops = message.flow_id, message.hops
+        flow_id = message.flow_id
+        hops = message.hops
         way = self._forwarding.get(flow_id)
         if way is None or flow_id in self._claimed or not self._begun:
             return False
@@ -261,7 +468,8 @@ class Settling:
         effects: list[Effect] = []
         if self._begun and not self._forwarding:
             effects += self._claim_own()
-        waiting, self._waiting = self._waiting, {}
+        waiting = self._waiting
+        self._waiting = {}
         for claim in waiting.values():
             effects += self._pass_on(claim)
         return effects
@@ -305,7 +513,8 @@ class Settling:
             if onward is None:  # Its unit has been let go before it came.
                 return self._end(claim, ())
             way = self._forwarding[claim.flow_id] = (data_node, upstream, onward)
-        peer, position = way[-1], self.position
+        peer = way[-1]
+        position = self.position
         hop = Hop(position.node_id, self._costs(), self._inward(), position.queue_cost())
         hops = (*claim.hops, hop)
         return [Send(peer, Claim(self.view_version, self.epoch, claim.flow_id, hops))]
@@ -349,7 +558,8 @@ class Settling:
         if self._routes is not None:
             return self._tell_installed()
         self.units.frozen = False
-        node_id, flows = self.position.node_id, message.routes[: self.position.capacity]
+        node_id = self.position.node_id
+        flows = message.routes[: self.position.capacity]
         self._routes = {
             FlowId(node_id, i): flow for i, flow in enumerate(flows) if self._passable(flow.path)
         }
@@ -378,7 +588,9 @@ class Settling:
 
     def _note(self, sender: NodeId, message: Install) -> list[Effect]:
         """Note this node's hop of a flow, and pass it on; at home, the flow is installed."""
-        node_id, path, home = self.position.node_id, message.path, message.flow_id.data_node
+        node_id = self.position.node_id
+        path = message.path
+        home = message.flow_id.data_node
         if node_id == home:
             settled = (self._routes or {}).get(message.flow_id)
             if settled is None or settled.path != path or sender != path[-1]:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.events import earliest
 from decod.protocol.core.messages.server_messages import (
     Holding,
     Leg,

@@ -16,8 +16,8 @@ from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.events import earliest
 from decod.protocol.core.messages.server_messages import Fetch, Given, Leg, Offer, Taken, Unable
 from decod.protocol.core.view import Duty, View
 from decod.protocol.strategy.servers.placement import (

@@ -23,11 +23,10 @@ from decod.ids import Iteration, MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, AveragingState, Weight, added, port_of
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
-from decod.protocol.core.deadline import earliest
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Effect, Note, Send, Stop, StopReason
 from decod.protocol.core.era import Source
-from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent
+from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent, earliest
 from decod.protocol.core.jobs import CommitStep, Job, StepAhead
 from decod.protocol.core.messages import BeginAggregation, Leave, Message
 from decod.protocol.core.messages.scopes import OfAveraging

@@ -6,8 +6,8 @@ from typing import TypeVar
 
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.collaboration import loop as lp
+from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.collaboration.peer import PeerMachine
-from decod.protocol.collaboration.round_params import RoundConfig
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.messages import Message

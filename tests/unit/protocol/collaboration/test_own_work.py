@@ -4,11 +4,10 @@ A loop that accumulates has gradients of half a step. It gives them if it is ask
 """
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.collaboration.loop import LoopContributed, LoopStepped
+from decod.protocol.collaboration.loop import LoopContributed, LoopStepped, RoundConfig
 from decod.protocol.collaboration.own_work import OwnWork
-from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.core.compute_queue import TensorStore
 from decod.protocol.core.events import Tensor
-from decod.protocol.core.tensor_store import TensorStore
 
 
 def test_samples_of_half_a_step_count_once() -> None:

@@ -2,7 +2,7 @@
 
 from decod.ids import NodeId
 from decod.protocol.collaboration.company import Company
-from decod.protocol.collaboration.heights import Past
+from decod.protocol.collaboration.loading import Past
 from decod.protocol.collaboration.loop import PeerEffect, UseAddresses
 from decod.protocol.core.effects import Note, Send
 from decod.protocol.core.messages.round_messages import Farewell, Greeting, Height, Roll

@@ -6,7 +6,7 @@ import pytest
 
 from decod.ids import NodeId
 from decod.protocol.collaboration.coordinator import Coordinator, CoordinatorState
-from decod.protocol.collaboration.heights import Past
+from decod.protocol.collaboration.loading import Past
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.round_messages import (
     BeginRound,

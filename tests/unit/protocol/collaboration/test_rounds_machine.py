@@ -3,7 +3,7 @@
 import pytest
 
 from decod.protocol.collaboration import loop as lp
-from decod.protocol.collaboration.round_params import RoundConfig
+from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -276,7 +276,7 @@ def test_no_state_is_loaded_while_an_average_that_counts_leads_there() -> None:
     finished = listens(peer, commit=True)
     there = peer.machine.rounds
     (part,) = there._parts.values()
-    from decod.protocol.collaboration.heights import after
+    from decod.protocol.collaboration.loading import after
 
     reached = after(part.begun.height, "hash")
     assert of(lp.LoadState, peer.hear(B, standing(0, at=reached, committed=BEGIN))) == []

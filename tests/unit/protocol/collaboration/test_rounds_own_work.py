@@ -5,9 +5,9 @@ import pytest
 from decod.ids import TensorId
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.own_work import OwnWork
+from decod.protocol.core.compute_queue import TensorStore
 from decod.protocol.core.effects import FreeTensor
 from decod.protocol.core.events import Tensor
-from decod.protocol.core.tensor_store import TensorStore
 from tests.unit.protocol.collaboration.rounds_cast import CONFIG, A
 
 

@@ -1,14 +1,13 @@
 """What a peer knows of states: its own, the run's, and those that are on their way."""
 
 from decod.ids import TensorId
-from decod.protocol.collaboration.following import Following
-from decod.protocol.collaboration.heights import Past, after
-from decod.protocol.collaboration.loading import LaterAverage, Loading
+from decod.protocol.collaboration.company import Following
+from decod.protocol.collaboration.loading import LaterAverage, Loading, Past, after
 from decod.protocol.collaboration.loop import DeliverAverage, LoadState
+from decod.protocol.core.compute_queue import TensorStore
 from decod.protocol.core.effects import FreeTensor
 from decod.protocol.core.events import Tensor
 from decod.protocol.core.messages.round_messages import PAST_MAX, Height
-from decod.protocol.core.tensor_store import TensorStore
 from tests.unit.protocol.collaboration.rounds_cast import (
     CONFIG,
     START,

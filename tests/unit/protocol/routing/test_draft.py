@@ -15,9 +15,9 @@ from decod.ids import NodeId
 from decod.lab.planner.optimal import optimal_routes
 from decod.lab.sim.routing_trial import Society, Weather
 from decod.planner.graph import FlowGraph, GraphNode, Link, broken_rules
-from decod.protocol.core.messages.negotiation_messages import ResidualWalk
+from decod.protocol.core.messages.routing_messages import ResidualWalk
 from decod.protocol.flows.negotiation.draft import Draft
-from decod.protocol.flows.negotiation.negotiation import Negotiation
+from decod.protocol.flows.negotiation.negotiated_routing import Negotiation
 
 NUM_SEEDS = 1000
 SEEDS_PER_TEST = 20

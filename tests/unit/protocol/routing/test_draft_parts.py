@@ -4,7 +4,7 @@ from random import Random
 
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ChangeAnswer,
     ChangeDecision,
     DraftOffer,
@@ -24,10 +24,8 @@ from decod.protocol.core.residual import (
     closed,
     empty_walk,
 )
-from decod.protocol.flows.negotiation.build import DraftBuilding
-from decod.protocol.flows.negotiation.draft import Draft
-from decod.protocol.flows.negotiation.draft_changes import Changes
-from decod.protocol.flows.negotiation.draft_links import DraftLink, DraftLinks
+from decod.protocol.flows.negotiation.draft import Draft, DraftBuilding
+from decod.protocol.flows.negotiation.draft_changes import Changes, DraftLink, DraftLinks
 from decod.protocol.flows.position import Position
 
 A, B, C, D, E, F = (NodeId(name) for name in "abcdef")

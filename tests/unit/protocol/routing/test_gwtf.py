@@ -18,7 +18,7 @@ from decod.lab.sim.routing_trial import (
 )
 from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages.gwtf_messages import (
+from decod.protocol.core.messages.routing_messages import (
     ExchangeHops,
     HopsAnswer,
     HopsDecision,
@@ -28,9 +28,8 @@ from decod.protocol.core.messages.gwtf_messages import (
     PeerQuery,
     RequestRedirect,
 )
-from decod.protocol.flows.gwtf.annealing import Annealing, difference
-from decod.protocol.flows.gwtf.hops import FlowHop
-from decod.protocol.flows.gwtf.search import GwtfSearch
+from decod.protocol.flows.gwtf.gwtf_routing import GwtfSearch
+from decod.protocol.flows.gwtf.hops import Annealing, FlowHop, difference
 from decod.protocol.flows.position import Position
 
 STORM = Weather(loss=0.2, repeat=0.1, delay_max=3, until_round=90)

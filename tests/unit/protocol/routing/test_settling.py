@@ -14,12 +14,12 @@ from decod.planner.deciding import decide
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
 from decod.planner.settlement import DraftPath, fair_shares, settle
 from decod.planner.shortening import shortened
-from decod.protocol.core.compute_queue import ComputeQueue
+from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.job_codec import fields_of, parsed
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
-from decod.protocol.core.messages.negotiation_messages import (
+from decod.protocol.core.messages.routing_messages import (
     Claim,
     Claimed,
     Claims,
@@ -29,11 +29,9 @@ from decod.protocol.core.messages.negotiation_messages import (
     Settle,
     SettledFlow,
 )
-from decod.protocol.core.tensor_store import TensorStore
 from decod.protocol.flows.negotiation.draft import Draft
-from decod.protocol.flows.negotiation.flow_decision import flows_of, unsettled
-from decod.protocol.flows.negotiation.negotiation import Negotiation
-from decod.protocol.flows.negotiation.settling import SettledHop, Settling
+from decod.protocol.flows.negotiation.negotiated_routing import Negotiation
+from decod.protocol.flows.negotiation.settling import SettledHop, Settling, flows_of, unsettled
 from decod.protocol.flows.position import Position
 
 D1, D2, R1, R2, T1, T2 = (NodeId(name) for name in ("d1", "d2", "r1", "r2", "t1", "t2"))

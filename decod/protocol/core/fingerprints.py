@@ -1,9 +1,14 @@
-"""Sketches: short fingerprints of tensors that tell how far two tensors are from each other.
+"""Short fingerprints that add up: digests of sets of microbatches, and sketches of tensors.
 
-A sketch is a few sums over a tensor, in each of which every element has a random sign. The squared
-distance of two sketches is, on average, that of their tensors. Sketches with the same signs add up
-as their tensors do. The signs follow from a seed. Nobody but its maker may know it until the tensor
-is there, so nobody can make another tensor of the same sketch. `decod.train.sketches` makes them.
+**Digests** show how I2 is checked without listing ids. Every member of a stage sends the digest of
+what it has folded into its gradient sum; the digests of a stage must add up to that of the
+committed set. Sixty-four bits guard against loss and duplication by mistake, not against a forger.
+
+**Sketches** tell how far two tensors are from each other. A sketch is a few sums over a tensor, in
+each of which every element has a random sign. The squared distance of two sketches is, on average,
+that of their tensors. Sketches with the same signs add up as their tensors do. The signs follow
+from a seed. Nobody but its maker may know it until the tensor is there, so nobody can make another
+tensor of the same sketch. `decod.train.sketches` makes them.
 
 Source: M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002.
 Deviation: an element's bucket follows from its position, and only its sign is drawn.
@@ -11,11 +16,36 @@ Deviation: an element's bucket follows from its position, and only its sign is d
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from decod.ids import MicrobatchId
 from decod.limits import none_or
+
+_MASK = (1 << 63) - 1
+
+
+def digest_of(microbatches: Iterable[MicrobatchId]) -> int:
+    """Return the digest of a set; the order does not matter, a repeat does."""
+    return sum(_mix(m) for m in microbatches) & _MASK
+
+
+def add_digests(digests: Iterable[int]) -> int:
+    """Return the digest of the disjoint union."""
+    return sum(digests) & _MASK
+
+
+def _mix(microbatch: MicrobatchId) -> int:
+    """Spread an id over 64 bits (the finalizer of splitmix64, applied to each field in turn)."""
+    value = 0
+    for field in (microbatch.iteration, microbatch.data_node_index, microbatch.index):
+        value = (value + field + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        value ^= value >> 31
+    return value
+
 
 NUM_SUMS = 32
 SEED_BYTES = 16

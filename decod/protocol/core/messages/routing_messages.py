@@ -1,14 +1,22 @@
-"""What nodes say to each other in search of better flows. All of it belongs to one view version.
+"""What links cost, and how nodes find flows over them. All of it belongs to one view version.
 
-Building a draft: `DraftOffer`, `RequestUnits`, `UnitsAnswer`. Agreeing on what links carry:
-`DraftUnits`. Improving it: `ResidualWalk`, `RequestChange`, `ChangeAnswer`, `ChangeDecision`.
-Settling it: `Claim`, `Claimed`, `Claims`, `Routes`, `Install`. What GWTF's own search says is in
-`gwtf_messages`.
+**First flows** are built from the sinks backwards (GWTF V-C): `FlowCost` to `Withdraw`.
+
+**decod's search.** Building a draft: `DraftOffer`, `RequestUnits`, `UnitsAnswer`. Agreeing on what
+links carry: `DraftUnits`. Improving it: `ResidualWalk`, `RequestChange`, `ChangeAnswer`,
+`ChangeDecision`. Settling it: `Claim`, `Claimed`, `Claims`, `Routes`, `Install`.
+
+**GWTF's own search** (V-C). Its Request Flow is that of the first flows. The paper's queries are
+`PeerQuery` and `PeerFlows`; its Request Change is `ExchangeHops`, its Request Redirect
+`RequestRedirect`. The other messages are ours: the paper does not say how such a request is
+answered, and how a decision reaches everybody who must know it. What was found is settled with the
+same messages as a draft. A hop's number names it at its node, with the data node whose flow it is
+part of.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from decod.ids import FlowId, NodeId, RelayPath
 from decod.limits import (
@@ -19,9 +27,13 @@ from decod.limits import (
     STAGES_MAX,
     AtLeast,
     AtMost,
+    Bandwidth,
     ComputeTime,
+    Cost,
     Count,
+    Duration,
     Each,
+    Latency,
     Number,
     NumFlows,
     Ordinal,
@@ -33,8 +45,7 @@ from decod.limits import (
     unique,
     within,
 )
-from decod.protocol.core.messages.gwtf_messages import GwtfMessage
-from decod.protocol.core.messages.scopes import OfDataNodes, OfView
+from decod.protocol.core.messages.scopes import OfDataNodes, OfRun, OfView, WithTensor
 from decod.protocol.core.residual import (
     LINK_COST_MAX,
     MAX_STEPS,
@@ -45,6 +56,98 @@ from decod.protocol.core.residual import (
     WalkPlace,
     WalkSteps,
 )
+
+BYWAYS_MAX = 8
+"""Data nodes that a node may choose from, beside the one that a microbatch belongs to."""
+
+
+class Byway(NamedTuple):
+    """A data node by way of which a tensor may come, and the link with it."""
+
+    node_id: NodeId
+    """The data node."""
+    bandwidth_bytes_per_s: Bandwidth
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport(OfView):
+    """The sender's end of equation (1): to neighbours, when it has changed (GWTF IV).
+
+    Values that were not measured are the sender's estimates. A later report replaces an earlier.
+    """
+
+    view_version: Ordinal
+    latency_s: Latency
+    """Half of a round trip between the two."""
+    bandwidth_bytes_per_s: Bandwidth
+    """From the sender to the receiver."""
+    compute_s: ComputeTime
+    """c_i: the sender's time for one pass of a microbatch."""
+    byways: Annotated[
+        tuple[tuple[NodeId, float], ...], Each(Byway), AtMost(BYWAYS_MAX), Unique("node_id")
+    ] = ()
+    """Data nodes by way of which a tensor can come to the sender, if the direct link is slow, and
+    the bandwidth of its links with them in bytes per second, as far as it was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkProbe(OfRun, WithTensor):
+    """With a tensor that means nothing: its way is timed. No machine ever sees one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowCost(OfView):
+    """A node tells the previous stage what its unpaired outflows cost to the sink (GWTF V-C)."""
+
+    view_version: Ordinal
+    data_node: NodeId
+    """The sink."""
+    cost_s: Cost
+    """Of its cheapest unpaired outflow to `data_node`; 0 at the sink itself."""
+    num_unpaired: NumFlows
+    """How many such outflows wait for an inflow. 0 withdraws the offer."""
+    compute_s: Duration
+    """The sender's time for one microbatch: c_j of equation (1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFlow(OfView):
+    """Asks a node of the next stage to pair one unpaired outflow with the sender."""
+
+    view_version: Ordinal
+    request_id: Number
+    """Unique per sender within the view; a repeat gets the first answer again."""
+    data_node: NodeId
+    """The sink."""
+    cost_s: Duration
+    """What the sender believes that outflow costs. It is refused if it costs more by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlowAnswer(OfView):
+    """The answer to RequestFlow."""
+
+    view_version: Ordinal
+    request_id: Number
+    """Of the request."""
+    flow_id: FlowId | None
+    """The flow that was given, or None: refused."""
+    cost_s: Cost
+    """Cost to the sink of the flow given; on refusal the current cost (infinite if none)."""
+    num_unpaired: NumFlows
+    """What the answering node has left to that data node."""
+    path: Annotated[tuple[NodeId, ...], AtMost(STAGE_INDEX_MAX), Unique()] = ()
+    """Relays that the given flow passes, the answering node first. None: it is the sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw(OfView):
+    """The requester gave up waiting: if that request was granted, the outflow is unpaired again."""
+
+    view_version: Ordinal
+    request_id: Number
+    """Of the request."""
+
 
 HOPS_MAX = STAGE_INDEX_MAX
 """Most relays on one path: one of each stage of the longest pipeline."""
@@ -380,6 +483,153 @@ class Installed(OfView):
     epoch: Number
     """As in `Claim`."""
 
+
+PEER_FLOWS_MAX = 256
+"""Most flows that a node tells of in one message."""
+
+
+@dataclass(frozen=True, slots=True)
+class NextHop:
+    """Where a flow goes on."""
+
+    peer: NodeId
+    """The node."""
+    number: Count
+    """Of the hop at the peer: with the peer it names the link that the flow takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """What a link costs, and how many flows take it: d(i, j) and f(i, j)."""
+
+    cost: LinkCostValue
+    """d(i, j)."""
+    num_flows: NumFlows
+    """f(i, j)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerQuery(OfView):
+    """Asks a node of the same stage about its flows."""
+
+    view_version: Ordinal
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFlow:
+    """One flow at the sender."""
+
+    number: Count
+    """Of the hop."""
+    version: Number
+    """Grows with each change of this hop; a request says which version it saw."""
+    data_node: NodeId
+    """Where the flow ends."""
+    upstream: NodeId
+    """Where it comes from."""
+    upstream_cost: LinkCostValue
+    """Of the link that it comes along."""
+    next: NextHop
+    """Where it goes on."""
+    open: bool
+    """No change of it is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerFlows(OfView):
+    """The answer to PeerQuery."""
+
+    view_version: Ordinal
+    flows: Annotated[tuple[PeerFlow, ...], AtMost(PEER_FLOWS_MAX), Unique("data_node", "number")]
+    """Those that come in and go on; at most `PEER_FLOWS_MAX`."""
+    costs: LinkCosts
+    """Of the sender's links to the next stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeHops(OfView):
+    """Request Change: the sender and another node of its stage exchange the next hops of two flows.
+
+    Goes to that node, which judges the change by what it sees, and to both next nodes, for each of
+    which another node would be the one before.
+    """
+
+    view_version: Ordinal
+    change_id: Number
+    """Unique per sender within the view, for all its changes; a repeat gets the same answer."""
+    data_node: NodeId
+    """Where both flows end."""
+    number: Count
+    """Of the sender's hop."""
+    next: NextHop
+    """The sender's, before."""
+    other: NodeId
+    """The other node."""
+    other_number: Count
+    """Of its hop."""
+    other_version: Number
+    """What the sender saw. If the hop has changed since, the request is refused."""
+    other_next: NextHop
+    """The other node's, before."""
+    less: LinkUse
+    """The sender's link that the flow leaves."""
+    more: LinkUse
+    """The sender's link that it would take."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRedirect(OfView):
+    """Request Redirect: the sender offers to carry a flow in another node's place.
+
+    Goes to that node, which judges the change, and to the nodes before and after it.
+    """
+
+    view_version: Ordinal
+    change_id: Number
+    """As in `ExchangeHops`."""
+    data_node: NodeId
+    """Where the flow ends."""
+    number: Count
+    """Of the sender's new hop."""
+    other: NodeId
+    """The node that carries it."""
+    other_number: Count
+    """Of its hop."""
+    other_version: Number
+    """As in `ExchangeHops`."""
+    upstream: NodeId
+    """Where the flow comes from."""
+    next: NextHop
+    """Where it goes on."""
+    more: tuple[LinkUse, LinkUse]
+    """The links that the flow would take, from `upstream` to the sender and on to `next`."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopsAnswer(OfView):
+    """Whether the sender takes part in a change. Repeated until it is told what became of it."""
+
+    view_version: Ordinal
+    change_id: Number
+    """Of the request."""
+    agreed: bool
+    """False: refused, nothing is promised."""
+
+
+@dataclass(frozen=True, slots=True)
+class HopsDecision(OfView):
+    """The one decision on a change, by the node that asked for it. It never changes."""
+
+    view_version: Ordinal
+    change_id: Number
+    """Of the request."""
+    made: bool
+    """False: nothing has changed, promises are void."""
+
+
+HopsRequest = ExchangeHops | RequestRedirect
+
+GwtfMessage = PeerQuery | PeerFlows | ExchangeHops | RequestRedirect | HopsAnswer | HopsDecision
 
 RoutingMessage = (
     DraftOffer

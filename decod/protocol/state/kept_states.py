@@ -1,25 +1,188 @@
-"""Brings a member to the state that an era begins with (`protocol.core.era`).
+"""States that outlive their stage, and how members go back to one of them.
 
-    IDLE -> [BUILDING] -> FETCHING -> LOADING -> IDLE, loaded
-                 `--> (neighbours) FETCHING both -> MIXING --'
-
-A node that holds that state already has nothing to do. One that takes over a lost stage builds it
-first. States are fetched from this host's disk if it has them, else from the hosts that the
-opening names. Whoever can't get its state tells the leader, in each iteration anew: that has all
-disks read once more, and plans another era. Who fails again at the same iteration leaves, for it
-must be its own fault; but the leader stays, and plans without what it can't get. A later era begins
-all of this anew; what an earlier one had asked for is dropped.
+When the commit of a marked iteration is final (`protocol.core.era`), each node copies its stage's
+state and has its host write it; and for every stage some hosts of *other* stages mirror that state
+to their disks. Which hosts follows from the view, so it needs no message. A host that lacks room or
+time keeps nothing and says nothing: what is there is asked for when a stage is lost. Before a host
+answers, it reads what could serve to the last byte, once in an iteration: whoever has gone back
+holds nothing else.
 """
+
+import hashlib
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FetchState, Note, Send
-from decod.protocol.core.era import Origin, Source
-from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed
-from decod.protocol.core.jobs import Build, Built, Job, Load, Mix
+from decod.protocol.core.effects import (
+    Effect,
+    FetchState,
+    KeepState,
+    MirrorState,
+    Note,
+    ReadKept,
+    Send,
+)
+from decod.protocol.core.era import KEPT_MAX, Kept, Mark, Origin, Source
+from decod.protocol.core.events import (
+    JobFinished,
+    KeptRead,
+    StateFetched,
+    StateFetchFailed,
+    StateForgotten,
+    StateKept,
+)
+from decod.protocol.core.jobs import Build, Built, Job, Load, Mix, Snapshot, SnapshotTaken
 from decod.protocol.core.messages import Suspect
-from decod.protocol.core.view import Opening
+from decod.protocol.core.view import Opening, View
 from decod.protocol.state.stage_state import Loaded, StageState
+
+NUM_MIRRORS = 2
+"""Hosts of other stages that keep a copy of each stage's state, where there are so many."""
+
+
+class Mirrors:
+    """What one node's host keeps, and when it keeps more.
+
+    Inputs: `opened`, jobs that have ended, `examine`, `told`. Effects: `KeepState`,
+    `MirrorState`, `ReadKept`, jobs.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._copying: list[tuple[Snapshot, Kept]] = []
+        """Copies of this node's own state in the making, and what they are to be of."""
+        self._marks: tuple[Mark, ...] = ()
+        """Of the iteration: only their states can serve."""
+        self._reading = set[Kept]()
+        self._read = set[Kept]()
+        """In this iteration."""
+
+    def opened(self, opening: Opening, *, stepped: bool) -> list[Effect]:
+        """An iteration begins. If the last commit is marked, copy states.
+
+        Args:
+            opening: Of the iteration; the context has its view.
+            stepped: Whether this node took the step that was committed.
+        """
+        self._marks = opening.marks
+        self._read.clear()
+        mark = opening.mark_of(opening.committed.number)
+        if mark is None or opening.origin is not None or opening.paused:
+            return []
+        effects = self._keep_own(mark) if stepped else []
+        return effects + self._mirror(mark)
+
+    def _keep_own(self, mark: Mark) -> list[Effect]:
+        context = self._context
+        job = Snapshot(with_optimizer=True)
+        stage = context.member.stage_index
+        self._copying.append((job, Kept(stage, mark.iteration, mark.hash_of(stage))))
+        return context.compute.submit(job, self)
+
+    def _mirror(self, mark: Mark) -> list[Effect]:
+        context = self._context
+        effects = list[Effect]()
+        for stage, roster in enumerate(context.view.rosters):
+            mirrors = mirrors_of(context.view, stage)
+            if context.node_id not in mirrors:
+                continue
+            wanted = mark.hash_of(stage)
+            # Newcomers are still loading it themselves.
+            donors = [m.node_id for m in roster if m.since_iteration < mark.iteration]
+            if not donors or context.kept.get((stage, mark.iteration)) == wanted:
+                continue
+            first = mirrors.index(context.node_id) % len(donors)
+            donors = donors[first:] + donors[:first]
+            effects.append(MirrorState(tuple(donors), stage, mark.iteration, wanted))
+        return effects
+
+    # --- copies of this node's own state ------------------------------------------------------
+
+    def _take(self, job: Job) -> Kept:
+        found = next(entry for entry in self._copying if entry[0] is job)
+        self._copying.remove(found)
+        return found[1]
+
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+        """A copy is there: have it written."""
+        assert isinstance(event.result, SnapshotTaken)
+        wanted = self._take(job)
+        tensors = self._context.tensors
+        result = event.result
+        output = event.outputs[0]
+        here = (self._context.member.stage_index, result.iteration)
+        if here != (wanted.stage_index, wanted.iteration):
+            return tensors.release(output.id)
+        tensors.hand_over(output.id)
+        keep = KeepState(wanted.iteration, wanted.parameter_hash, result.manifest, output.id)
+        return [keep]
+
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+        """The device could not make a copy: this one is left out."""
+        wanted = self._take(job)
+        fields = (
+            ("stage", wanted.stage_index),
+            ("iteration", wanted.iteration),
+            ("reason", reason),
+        )
+        return [Note("state.unkept", fields)]
+
+    # --- what is on the disk ------------------------------------------------------------------
+
+    def told(self, event: StateKept | StateForgotten | KeptRead) -> None:
+        if isinstance(event, KeptRead):
+            self._reading.difference_update(event.states)
+            self._read.update(event.states)
+            return
+        place = (event.stage_index, event.iteration)
+        if isinstance(event, StateKept):
+            self._context.kept[place] = event.parameter_hash
+        else:
+            self._context.kept.pop(place, None)
+
+    @property
+    def examined(self) -> bool:
+        """Whether nothing is being read just now."""
+        return not self._reading
+
+    def examine(self) -> list[Effect]:
+        """Have what all could go back to read to its last byte, unless that has been done."""
+        useful = {mark.iteration: mark for mark in self._marks}
+        wanted = [
+            kept
+            for kept in inventory(self._context)
+            if kept.iteration in useful
+            and kept.parameter_hash == useful[kept.iteration].hash_of(kept.stage_index)
+            and kept not in self._read | self._reading
+        ]
+        self._reading.update(wanted)
+        return [ReadKept(tuple(wanted))] if wanted else []
+
+
+def inventory(context: Context) -> tuple[Kept, ...]:
+    """Return what is on a node's disk, newest first, as far as others need to be told."""
+    found = [Kept(*place, parameter_hash) for place, parameter_hash in context.kept.items()]
+    newest = sorted(found, key=lambda kept: (-kept.iteration, kept.stage_index))
+    return tuple(newest[:KEPT_MAX])
+
+
+def mirrors_of(view: View, stage_index: int) -> tuple[NodeId, ...]:
+    """Return the hosts of other stages that keep a copy of a stage's state.
+
+    Rendezvous hashing: each host has a rank for each stage that depends on nothing else, so when
+    hosts come and go few copies change their place. The second is of another stage than the first
+    if it can be: then no one stage's end takes both.
+    """
+    ranked = sorted(
+        (m for roster in view.rosters for m in roster if m.stage_index != stage_index),
+        key=lambda m: hashlib.sha256(f"{stage_index}/{m.node_id}".encode()).digest(),
+    )
+    chosen = ranked[:1]
+    while len(chosen) < min(NUM_MIRRORS, len(ranked)):
+        rest = [m for m in ranked if m not in chosen]
+        stages = {m.stage_index for m in chosen}
+        chosen.append(next((m for m in rest if m.stage_index not in stages), rest[0]))
+    return tuple(m.node_id for m in chosen)
+
 
 _LOADS_MAX = 3
 """Times that a state is fetched anew because what came can't be loaded."""
@@ -27,6 +190,16 @@ _LOADS_MAX = 3
 
 class Rollback:
     """One node's way to the state of an era.
+
+        IDLE -> [BUILDING] -> FETCHING -> LOADING -> IDLE, loaded
+                     `--> (neighbours) FETCHING both -> MIXING --'
+
+    A node that holds that state already has nothing to do. One that takes over a lost stage builds
+    it first. States are fetched from this host's disk if it has them, else from the hosts that the
+    opening names. Whoever can't get its state tells the leader, in each iteration anew: that has
+    all disks read once more, and plans another era. Who fails again at the same iteration leaves,
+    for it must be its own fault; but the leader stays, and plans without what it can't get. A later
+    era begins all of this anew; what an earlier one had asked for is dropped.
 
     Args:
         context: The node's.
@@ -78,10 +251,13 @@ class Rollback:
             entering: The node was no member before: its stage is built, in the run's first state.
             moved: It was a member of another stage, or what it has built is not there any more.
         """
-        lacks, stage, iteration = self._lacks, self._stage, opening.anchor.number
+        lacks = self._lacks
+        stage = self._stage
+        iteration = opening.anchor.number
         effects = self._abandon()
         self._stuck = ""
-        origin, index = opening.origin, self._context.member.stage_index
+        origin = opening.origin
+        index = self._context.member.stage_index
         assert origin is not None
         if origin.source is Source.NEIGHBOURS and index not in origin.lost:
             # Nobody goes back.
@@ -96,13 +272,15 @@ class Rollback:
         if origin.source is Source.START and entering and not moved:
             stage.loaded = True
             return effects
-        self._opening, self._num_loads = opening, 0
+        self._opening = opening
+        self._num_loads = 0
         if moved or origin.source is Source.START:
             return effects + self._submit(Build(index))
         return effects + self._fetch()
 
     def _abandon(self) -> list[Effect]:
-        arrived, self._arrived = self._arrived, {}
+        arrived = self._arrived
+        self._arrived = {}
         self._opening = self._job = None
         self._awaited.clear()
         return self._context.tensors.release(*(event.tensor.id for event in arrived.values()))
@@ -120,7 +298,8 @@ class Rollback:
 
     def _fetch(self) -> list[Effect]:
         """Ask for what is missing."""
-        context, iteration = self._context, self._iteration
+        context = self._context
+        iteration = self._iteration
         own = context.member.stage_index
         neighbours = self._origin.source is Source.NEIGHBOURS
         self._awaited = (
@@ -144,7 +323,8 @@ class Rollback:
         return mark.hash_of(self._context.member.stage_index) if mark is not None and kept else ""
 
     def _donors(self, stage: int) -> tuple[NodeId, ...]:
-        context, me = self._context, self._context.node_id
+        context = self._context
+        me = self._context.node_id
         match self._origin.source:
             case Source.START:
                 return (context.view.leader,)
@@ -215,14 +395,16 @@ class Rollback:
         if job is not self._job:
             return []
         assert isinstance(event.result, Built)
-        self._job, parameter_hash = None, event.result.parameter_hash
+        self._job = None
+        parameter_hash = event.result.parameter_hash
         self._stage.parameter_hash = ""
         if isinstance(job, Build):
             if self._origin.source is not Source.START or self._context.fetches_initial:
                 return self._fetch()
         elif isinstance(job, Load) and self._hash not in ("", parameter_hash):
             return self.load_failed("it is not what was committed")
-        self._stuck_at, self._stage.parameter_hash = None, parameter_hash
+        self._stuck_at = None
+        self._stage.parameter_hash = parameter_hash
         return [*self._abandon(), *self._is_here(now_s)]
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:  # noqa: ARG002
