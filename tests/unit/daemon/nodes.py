@@ -16,6 +16,7 @@ from decod.ids import RunId
 from decod.membership.ban_list import BanBook
 from decod.membership.charter import new_charter
 from decod.membership.papers import membership_folder
+from decod.protocol.core.effects import Note
 from decod.protocol.core.view import Role
 from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig
@@ -74,3 +75,8 @@ def give_driver(node: Node, driver: object) -> None:
 
 def _say(_: str) -> None:
     pass
+
+
+def tell(node: Node, note: Note) -> None:
+    """Have a node take in a note of its core."""
+    node.note(note.event, **dict(note.fields))

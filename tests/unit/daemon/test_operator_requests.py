@@ -14,7 +14,7 @@ from decod.errors import ConfigError, NetworkError, RejectedError
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.events import DrainRequested, Event, PauseRequested
 from decod.tasks import beside
-from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
+from tests.unit.daemon.nodes import STRANGER, give_driver, make_node, tell
 from tests.waiting import wait_until
 
 Answers = list[Note]
@@ -35,7 +35,7 @@ class Core:
     def post(self, event: Event) -> None:
         self.events.append(event)
         while self.notes:
-            self.node._noted(self.notes.pop(0))
+            tell(self.node, self.notes.pop(0))
 
 
 def run(folder: Path, test: Callable[[Node], Awaitable[None]]) -> None:
@@ -101,7 +101,7 @@ def test_a_leader_that_is_silent_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(NetworkError, match="has not answered"):
             await node.frontend.answer({"command": "pause"})
         # An answer that comes later is nobody's.
-        node._noted(AGREED)
+        tell(node, AGREED)
 
     run(tmp_path, test)
 
@@ -114,7 +114,7 @@ def test_two_commands_at_once_are_answered_one_after_the_other(tmp_path: Path) -
         for answer in (REFUSED, AGREED):
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            node._noted(answer)
+            tell(node, answer)
         with pytest.raises(RejectedError):
             await first
         assert (await second)["paused"] is False
@@ -198,7 +198,7 @@ def test_only_a_leader_that_does_not_leave_can_be_told_to_end_the_run(tmp_path: 
             with pytest.raises(RejectedError, match=r"E-REJ-008 .* hands over"):
                 await node.frontend.answer({"command": "drain", "end_run": True})
             assert not node.requests.ends_run
-            node._noted(Note("handover.failed", (("reason", "nobody can lead"),)))
+            tell(node, Note("handover.failed", (("reason", "nobody can lead"),)))
             assert node.requests.stays.is_set()
             await node.frontend.answer({"command": "drain", "end_run": True})
             assert node.requests.ends_run
@@ -213,13 +213,13 @@ def test_a_node_is_paused_from_the_leader_s_word_until_it_is_taken_back(tmp_path
         await requests.pause(paused=True)
         assert requests.paused
         # The others of its stage have gone, so it works on: its capacity in the view is not 0.
-        node._noted(REFUSED)
+        tell(node, REFUSED)
         assert not requests.paused
-        node._noted(AGREED)
+        tell(node, AGREED)
         core.facts.load.capacity = 0
-        node._noted(REFUSED)
+        tell(node, REFUSED)
         assert requests.paused, "the end of a pause was refused, not the pause"
-        node._noted(Note("capacity.agreed", (("capacity", 2),)))
+        tell(node, Note("capacity.agreed", (("capacity", 2),)))
         assert not requests.paused
 
     run(tmp_path, test)

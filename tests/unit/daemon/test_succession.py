@@ -11,7 +11,7 @@ from decod.net.join_string import JoinString
 from decod.protocol.core.context import Promise
 from decod.protocol.core.effects import Note
 from decod.protocol.core.view import Member, Role, View
-from tests.unit.daemon.nodes import STRANGER, make_node
+from tests.unit.daemon.nodes import STRANGER, make_node, tell
 from tests.unit.daemon.test_leader import options
 from tests.unit.daemon.test_status import give_core
 
@@ -98,7 +98,7 @@ def test_the_leader_shows_its_join_strings_again_when_a_data_node_enters(tmp_pat
                     View.of(members, version=version, leader=mine.node_id, term=1, num_stages=3)
                 )
                 fields = {"iteration": "1.1", "view_version": version, "num_members": len(members)}
-                node._noted(Note("iteration.opened", tuple(fields.items())))
+                tell(node, Note("iteration.opened", tuple(fields.items())))
 
             enter()
             assert lines == [first], "the relay that has entered is in no join string"
