@@ -1,6 +1,10 @@
-"""Tasks that do not outlive those who started them, and threads that do not outlive the process."""
+"""Tasks that do not outlive those who started them, threads that do not outlive the process, and
+pauses between attempts.
+"""
 
 import asyncio
+import random
+import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -98,3 +102,31 @@ async def to_its_end(work: Callable[[], T]) -> T:
             with suppress(asyncio.CancelledError):  # More than one may cancel.
                 await asyncio.wait({working})
         await asyncio.gather(working, return_exceptions=True)
+
+
+FIRST_S = 1.0
+LONGEST_S = 60.0
+
+
+class Backoff:
+    """The pauses before attempts.
+
+    Each pause is drawn between half its length and its full length, so that nodes that were cut off
+    together do not come back together.
+
+    Args:
+        rng: Draws the pauses. If absent, one with a random seed.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random(secrets.randbits(64))  # noqa: S311 - no secret.
+        self._length_s = FIRST_S
+
+    def next_s(self) -> float:
+        """Return the next pause, in seconds."""
+        length_s, self._length_s = self._length_s, min(2 * self._length_s, LONGEST_S)
+        return self._rng.uniform(length_s / 2, length_s)
+
+    def reset(self) -> None:
+        """Begin with short pauses again, after a time without failures."""
+        self._length_s = FIRST_S

@@ -24,7 +24,7 @@ from fsspec import register_implementation
 from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
-from decod.daemon.block_source import StoreSource
+from decod.daemon.data_supply import StoreSource
 from decod.data.block import BlockError
 from decod.data.corpus import open_corpus
 from decod.data.dataset import CacheConfig, Dataset

@@ -44,7 +44,7 @@ def status(*, as_json: bool, state_dir: Path | None) -> int:
     Exits with 7 if no script with decod.CollaborativeOptimizer runs here.
     """
     from decod.daemon.control import ask
-    from decod.daemon.peer.peer_folders import folders_in_use
+    from decod.daemon.peer.peer_entry import folders_in_use
 
     folders = [state_dir] if state_dir is not None else folders_in_use()
     if not folders:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from decod.config.carried import NOTHING
 from decod.config.schema import Manifest
-from decod.daemon.model_files import read_carried
+from decod.daemon.exporting import read_carried
 from decod.data.dataset import Dataset
 from decod.data.sources import OnRead
 from decod.model.hf import require_same

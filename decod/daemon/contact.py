@@ -9,7 +9,7 @@ from typing import TypeVar
 from decod.config.schema import Manifest
 from decod.daemon.node_errors import TemporaryError
 from decod.daemon.reachability import useless_here
-from decod.daemon.run_clock import RunClock
+from decod.daemon.run_facts import RunClock
 from decod.errors import (
     ConfigError,
     DecodError,

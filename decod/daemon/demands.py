@@ -9,8 +9,8 @@ from decod.config.needs import StageNeeds, stage_needs
 from decod.config.node_config import NodeConfig, Recompute
 from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
 from decod.daemon.device_owner import arena_bytes
-from decod.daemon.listening import MORE_PORTS
 from decod.daemon.node_folder import nearest_folder
+from decod.daemon.reachability import MORE_PORTS
 from decod.daemon.stage_memory import CAPACITY_AUTO_MAX, needs_here, ways_here
 from decod.driver.state_copies import goes_to_file
 from decod.host_limits import num_processors

@@ -10,7 +10,7 @@ from typing import Any
 from decod.config.node_config import DEVICE_LABEL, NodeConfig
 from decod.daemon.host import Say
 from decod.daemon.node_errors import error_of
-from decod.daemon.pausing.nvml import OwnGpu
+from decod.daemon.pausing.pause_probes import OwnGpu
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.daemon.stage_memory import (
     CAPACITY_AUTO_MAX,

@@ -12,13 +12,14 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
-from decod.daemon.stored_chunks import StoredChunks
+from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import ServedState
 from decod.errors import CheckpointError, DecodError
 from decod.net.donor import StateBlob, StateRequest
@@ -27,16 +28,21 @@ from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.tasks import TaskSet, in_thread, to_its_end
-from decod.texts import why_of
+from decod.texts import clip, why_of
 from decod.train.checkpoint.arriving import ArrivedStage
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
+    cut,
     described_hash,
     parse_description,
 )
+from decod.train.checkpoint.entries import moments_of, state_tensors, weight_tensors
+from decod.train.checkpoint.initial_state import InitialState, from_checkpoint, from_folder
 from decod.train.checkpoint.iteration_folders import numbered, stage_file
-from decod.train.checkpoint.places import Folder
+from decod.train.checkpoint.places import File, Folder, opened
+from decod.train.checkpoint.shared import find_stored
+from decod.train.checkpoint.shared_store import SharedStore
 from decod.train.checkpoint.stage_states import (
     KEPT_PER_STAGE,
     KeptState,
@@ -44,8 +50,146 @@ from decod.train.checkpoint.stage_states import (
     state_of_checkpoint,
 )
 from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.store import find_problems, read_checkpoint
+from decod.train.checkpoint.store import (
+    CheckpointTensor,
+    find_problems,
+    find_tensors,
+    read_checkpoint,
+)
 from decod.train.checkpoint.transfer import QuietSink
+
+# The first states of all stages, which the leader gives to the members of a run that goes on.
+#
+# They are read from the checkpoint or the model folder that the run started from, chunk by chunk.
+# The leader's device does not take part.
+
+
+_REASON_MAX = 200
+
+
+class InitialStates:
+    """The first states of a run that starts from weights.
+
+    Args:
+        part: The leader's part in the run, with a checkpoint or the folder of a model.
+    """
+
+    def __init__(self, part: RunPart) -> None:
+        run = part.run
+        self.iteration = part.manifest.start_iteration
+        self._part, self._num_stages = part, run.stages.num_relay_stages + 1
+        self._states: dict[int, asyncio.Future[InitialState]] = {}
+
+    async def find(self, stage_index: int) -> StateBlob | str:
+        """Return the first state of a stage, or why there is none."""
+        if not 0 <= stage_index < self._num_stages:
+            return f"there is no stage {stage_index}"
+        # Hashing it takes long. Members that ask meanwhile, and again, share one result.
+        if stage_index not in self._states:
+            self._states[stage_index] = in_thread(partial(self._read, stage_index))
+        try:
+            state = await asyncio.shield(self._states[stage_index])
+        except DecodError as error:
+            self._states.pop(stage_index, None)
+            return clip(str(error), _REASON_MAX)
+
+        async def read(offset: int, num_bytes: int) -> bytes:  # noqa: ARG001 - a chunk's own.
+            return await in_thread(lambda: state.read(offset))
+
+        return StateBlob(manifest=state.description.text, read=read, release=_nothing)
+
+    def _read(self, stage_index: int) -> InitialState:
+        part, run = self._part, self._part.run
+        if part.checkpoint_dir is None:
+            assert part.init_dir is not None
+            weights = weight_tensors(run.model, run.stages, stage_index)
+            return from_folder(part.init_dir, run.model, weights)
+        checkpoint = read_checkpoint(part.checkpoint_dir)
+        manifest = checkpoint.manifest
+        if manifest is None or manifest.sha256 != part.manifest.initial_weights:
+            raise CheckpointError(
+                f"{checkpoint.folder} is not the checkpoint that this run started from",
+                why=checkpoint.problem or "its manifest has another hash",
+                fix="put it back, or start the run again with --resume",
+                code="E-CKP-010",
+            )
+        tensors = state_tensors(run.model, run.stages, stage_index, moments_of(run))
+        return from_checkpoint(checkpoint, tensors, part.checkpoint_chunks)
+
+
+def _nothing() -> None:
+    """Do nothing: the files are opened anew by each reader, and need no release."""
+
+
+# Chunks of the checkpoint from which a run goes on, read from the store that members share.
+#
+# The leader describes the first state of each stage. A member that has the store too takes the
+# chunks from there, so that they don't pass the leader's link. Every chunk is verified by whoever
+# fetches it. If the store fails, the chunks come from the leader as ever.
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    file: File
+    start: int
+
+
+class StoredChunks:
+    """The chunks of one checkpoint in a store.
+
+    Args:
+        store: The store.
+        sha256: Hash of the checkpoint's manifest.
+    """
+
+    def __init__(self, store: SharedStore, sha256: str) -> None:
+        self._store, self._sha256 = store, sha256
+        self.on_failed: list[Callable[[str], None]] = []
+        """Called with the reason if the store fails, in the thread that reads."""
+        self._awaited: Description | None = None
+        self._tensors: dict[str, CheckpointTensor] | None = None
+        """The checkpoint's tensors by their names, once they were looked for."""
+        self._places: dict[str, _Place] = {}
+
+    def expect(self, description: Description) -> None:
+        """Take in what is about to be fetched."""
+        self._awaited = description
+
+    def read(self, chunk: Chunk) -> bytes | None:
+        """Return a chunk's bytes if the store has them. Waits for the store. Not verified."""
+        try:
+            if (awaited := self._awaited) is not None:
+                self._awaited, self._places = None, {}
+                self._places = self._places_of(awaited)
+            place = self._places.get(chunk.sha256)
+            if place is None:
+                return None
+            with opened(place.file) as file:
+                return file.read(place.start, chunk.num_bytes)
+        except (OSError, CheckpointError) as error:
+            self._places = {}
+            for told in self.on_failed:
+                told(str(error))
+            return None
+
+    def _places_of(self, description: Description) -> dict[str, _Place]:
+        """Return where the store has the chunks of a state, by their hashes."""
+        if self._tensors is None:
+            found = find_stored(self._store)
+            ours = (e for e in found if e.manifest and e.manifest.sha256 == self._sha256)
+            checkpoint = next(ours, None)
+            self._tensors = {} if checkpoint is None else find_tensors(checkpoint)
+        chunks, places = iter(description.chunks), dict[str, _Place]()
+        for entry in description.entries:
+            tensor = self._tensors.get(entry.name)
+            same = tensor is not None and tensor.entry.sha256 == entry.sha256
+            for offset, _ in cut(entry):
+                chunk = next(chunks)
+                if tensor is not None and same:
+                    start = tensor.start + offset - entry.offset
+                    places[chunk.sha256] = _Place(tensor.path, start)
+        return places
+
 
 _MIRROR_LIMITS = Limits(state_donors_max=2, download_share=0.5, run_of_chunks_s=0.5)
 """Limits for fetching a mirror, which is not urgent: half of the time is left to tensors."""
@@ -465,7 +609,3 @@ def _state_in(checkpoint: Folder, stage_index: int) -> KeptState | None:
 
 def _problems(checkpoint: Folder) -> list[str]:
     return find_problems(read_checkpoint(checkpoint))
-
-
-def _nothing() -> None:
-    """Do nothing: a state on disk is opened anew by each reader, and needs no release."""

@@ -4,18 +4,16 @@ It passes messages, tensors and states in both directions.
 """
 
 import asyncio
+import hashlib
 import math
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from decod.daemon.address_book import AddressBook
-from decod.daemon.dialling import Dialling
-from decod.daemon.incoming import IncomingTensors, TensorSizes
-from decod.daemon.initial_states import InitialStates
+from decod.daemon.address_book import AddressBook, Dialling
+from decod.daemon.disk_states import InitialStates
 from decod.daemon.open_files import FileLimit
-from decod.daemon.proving import Proving
-from decod.daemon.tensor_traffic import TensorTraffic
+from decod.daemon.run_facts import TensorSizes
 from decod.daemon.twins import Twins
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
@@ -33,17 +31,234 @@ from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate import RateLimiter
 from decod.net.rate_caps import Paces
 from decod.net.storing import PartRequest, write_part
+from decod.protocol.core.durations import BusyTime
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorLate
-from decod.protocol.core.messages import Bans, Join, Message, Refuse
+from decod.protocol.core.messages import (
+    AuditedTensor,
+    BackwardGradient,
+    Bans,
+    ForwardActivation,
+    Join,
+    LinkProbe,
+    Message,
+    Refuse,
+    StageActivation,
+    StageGradient,
+    Unusable,
+)
+from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 from decod.protocol.core.messages.decision_messages import LeaderIs
 from decod.protocol.core.messages.membership_messages import Follow
+from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.messages.scopes import Way
+from decod.protocol.core.proofs import Hashed, subject_of
 from decod.protocol.core.view import Member, Reach
+from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.stopwatch import Stopwatch
+from decod.tasks import TaskSet
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded
+
+# What a node's tensors have cost its links since somebody last looked.
+
+
+_PIPELINE = (ForwardActivation, BackwardGradient, StageActivation, StageGradient)
+_AVERAGES = (ReducePart, ReducedPart)
+
+
+@dataclass(slots=True)
+class _Kind:
+    """Tensors for one purpose."""
+
+    busy: BusyTime = field(default_factory=BusyTime)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def sent(self, duration_s: float, size_bytes: int) -> None:
+        self.sent_bytes += size_bytes
+        self.busy.add(asyncio.get_running_loop().time(), duration_s)
+
+    def received(self, size_bytes: int) -> None:
+        self.received_bytes += size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """What has travelled for one purpose."""
+
+    sending_s: float
+    """How long at least one tensor was on its way from here."""
+    sent_bytes: int
+    received_bytes: int
+
+
+class TensorTraffic:
+    """Counts the tensors that a node sends and receives. Probes and states are left out."""
+
+    def __init__(self) -> None:
+        self._passes, self._averages = _Kind(), _Kind()
+
+    def sent(self, message: Message, duration_s: float, size_bytes: int) -> None:
+        """Count a tensor that has arrived at its receiver."""
+        kind = self._kind(message)
+        if kind is not None:
+            kind.sent(duration_s, size_bytes)
+
+    def received(self, message: Message, size_bytes: int) -> None:
+        """Count a tensor that has arrived here."""
+        kind = self._kind(message)
+        if kind is not None:
+            kind.received(size_bytes)
+
+    def _kind(self, message: Message) -> _Kind | None:
+        if isinstance(message, _PIPELINE):
+            return self._passes
+        return self._averages if isinstance(message, _AVERAGES) else None
+
+    def take(self, since_s: float) -> tuple[Transferred, Transferred]:
+        """Return what was counted for passes and for averages, and begin anew.
+
+        Args:
+            since_s: Time before this instant does not count, on the loop's clock.
+        """
+        passes, averages = self._passes, self._averages
+        self._passes, self._averages = _Kind(), _Kind()
+        passed, averaged = (
+            Transferred(kind.busy.take(since_s), kind.sent_bytes, kind.received_bytes)
+            for kind in (passes, averages)
+        )
+        return passed, averaged
+
+
+# The hashes of what travels from stage to stage: audits need them (`protocol.core.proofs`).
+
+
+_INLINE_MAX_BYTES = 1 << 18
+"""The hash of so much takes less time than a thread."""
+
+
+class Proving:
+    """Hashes tensors beside the event loop, on their way out and in.
+
+    Args:
+        proofs: This node's. None: nothing is audited, and nothing hashed.
+    """
+
+    def __init__(self, proofs: TensorProofs | None) -> None:
+        self._proofs = proofs
+        self._tasks = TaskSet()
+
+    async def close(self) -> None:
+        """Drop what is being hashed."""
+        await self._tasks.close()
+
+    def leaves(self, message: Message, data: memoryview, then: Callable[[Message], None]) -> None:
+        """Call back with a message that is to be sent: with a proof, if it needs one."""
+        proofs = self._proofs
+        if proofs is None or not isinstance(message, Travelling) or message.proof:
+            # Who passes it on has not computed it.
+            then(message)
+            return
+        subject = subject_of(message)
+        self._hash(
+            data,
+            lambda digest: then(replace(message, proof=proofs.proof_of(digest, subject))),
+        )
+
+    def comes(self, message: Message, data: memoryview, then: Callable[[bytes], None]) -> None:
+        """Call back with the hash of a tensor that has come; with nothing if nobody needs it."""
+        if self._proofs is None or not isinstance(message, Hashed):
+            then(b"")
+        else:
+            self._hash(data, then)
+
+    def _hash(self, data: memoryview, then: Callable[[bytes], None]) -> None:
+        if data.nbytes <= _INLINE_MAX_BYTES:
+            then(_sha256(data))
+        else:
+            self._tasks.start(self._hash_beside(data, then))
+
+    @staticmethod
+    async def _hash_beside(data: memoryview, then: Callable[[bytes], None]) -> None:
+        then(await asyncio.to_thread(_sha256, data))
+
+
+def _sha256(data: memoryview) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+# The tensors that peers push to this node, and the memory that it takes for them.
+
+
+_OF_MICROBATCHES = (
+    ForwardActivation,
+    BackwardGradient,
+    StageActivation,
+    StageGradient,
+    AuditedTensor,
+    Unusable,
+)
+"""Messages with an activation, or the gradient of one."""
+
+_PROBES_MAX = 16
+"""Probes of peers that are received at a time, of 1 MiB each at most. Others are refused."""
+
+_FROM_STRANGERS_MAX = 4
+"""Tensors that nodes unknown to this member may push at a time. Such nodes may have entered a
+moment ago, or be strangers, which must not use up the memory of the members."""
+
+
+class IncomingTensors:
+    """The tensors that are being read. A tensor's size is checked before it gets memory.
+
+    Args:
+        own: This node.
+        sizes: Sizes of the run's tensors.
+        book: Knows the members.
+    """
+
+    def __init__(self, own: NodeId, sizes: TensorSizes, book: AddressBook) -> None:
+        self._own, self._sizes, self._book = own, sizes, book
+        self._probes: dict[int, memoryview] = {}
+        """Buffers into which probes of peers are being read."""
+        self._from_strangers = set[int]()
+        """Buffers into which tensors of unknown nodes are being read."""
+
+    def allocate(self, driver: NodeDriver, received: Decoded, size_bytes: int) -> memoryview | None:
+        """Return memory for a tensor, or None if the tensor is refused."""
+        message, way = received.message, received.way
+        if isinstance(message, LinkProbe):
+            return self._allocate_probe(size_bytes)
+        if isinstance(message, _OF_MICROBATCHES):
+            expected = size_bytes == self._sizes.activation_bytes
+        elif way is not None and way.goal != self._own:
+            expected = size_bytes <= self._sizes.model_bytes
+        else:
+            expected = size_bytes <= driver.part_bytes_max
+        members = self._book.members
+        stranger = self._own in members and received.sender not in members
+        if not expected or (stranger and len(self._from_strangers) >= _FROM_STRANGERS_MAX):
+            return None
+        buffer = driver.allocate(size_bytes)
+        if stranger and buffer is not None:
+            self._from_strangers.add(id(buffer))
+        return buffer
+
+    def forget(self, buffer: memoryview) -> bool:
+        """Forget a buffer that is no longer being read into; return whether it was a probe's."""
+        self._from_strangers.discard(id(buffer))
+        return self._probes.pop(id(buffer), None) is not None
+
+    def _allocate_probe(self, size_bytes: int) -> memoryview | None:
+        """Return ordinary memory, since the arena is for tensors."""
+        if size_bytes > PROBE_SIZE_MAX_BYTES or len(self._probes) >= _PROBES_MAX:
+            return None
+        buffer = memoryview(bytearray(size_bytes))
+        self._probes[id(buffer)] = buffer
+        return buffer
+
 
 _REACHED_MAX = 20_000
 

@@ -11,12 +11,10 @@ from typing import Any
 from decod.config.node_config import NodeConfig
 from decod.daemon.control import Answer, ControlServer
 from decod.daemon.desk import Caps, Desk, Settable
-from decod.daemon.frontend import Frontend
+from decod.daemon.frontend import Frontend, Notifier
 from decod.daemon.leaving import Leaving
-from decod.daemon.node_folder import StateFolder
-from decod.daemon.notify import Notifier
+from decod.daemon.node_folder import SoleUse, StateFolder
 from decod.daemon.open_files import raise_limit
-from decod.daemon.sole_use import SoleUse
 from decod.heap import keep_freed_memory
 from decod.journal.credit_file import CreditLedger
 from decod.journal.history import RunHistory

@@ -8,21 +8,18 @@ from typing import Any
 
 from decod.config.schema import Manifest
 from decod.config.secret import write_join_string
-from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, carried_in
+from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, carried_in, store_of
 from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
 from decod.daemon.contact import patiently
 from decod.daemon.desk import Desk
 from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
-from decod.daemon.exporting import export_model
+from decod.daemon.exporting import CardFacts, complete_folder, export_model
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.member_admission import found
-from decod.daemon.model_card import CardFacts
-from decod.daemon.model_folder_checks import complete_folder
-from decod.daemon.node import Node
+from decod.daemon.node import Node, shared_of
 from decod.daemon.node_errors import not_begun, not_kept
-from decod.daemon.node_parts import shared_of
 from decod.daemon.operator_requests import ends_with
 from decod.daemon.page.page_server import page_served
 from decod.daemon.progress_display import ProgressDisplay
@@ -30,7 +27,6 @@ from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import Resumed, find_resumed, told_of
 from decod.daemon.run_facts import largest_state_bytes
 from decod.daemon.run_snapshot import SnapshotSources
-from decod.daemon.shared_parts import store_of
 from decod.daemon.status import stage_keeper
 from decod.daemon.succession import publish_terms, seek_successor
 from decod.daemon.tracking.tracking import require_trackers

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from decod.daemon.host import Say
-from decod.daemon.peers import KnownPeers
+from decod.daemon.node_folder import KnownPeers
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
 from decod.membership.certificates import expiry_s
 from decod.membership.identity import HostKey, load_identity, load_or_create_identity

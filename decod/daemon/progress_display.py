@@ -6,12 +6,16 @@ The number in brackets compares the loss with the mean of the iterations before:
 if it is negative. `decod demo` and the benchmarks read these lines.
 """
 
+import asyncio
 import time
 from collections.abc import Callable
 from datetime import datetime
 
+from decod.driver.fetching import outlook
 from decod.journal.run_progress import RunProgress
-from decod.texts import span
+from decod.journal.terminal import PatientTerminal
+from decod.texts import size_text, span
+from decod.train.checkpoint.transfer import Transfer
 from decod.wall_clock import wall_clock
 
 _INTERVAL_S = 1.0
@@ -64,3 +68,40 @@ def progress_text(progress: RunProgress) -> str:
     rate = f"{progress.tokens_per_s:.0f} tokens/s" if progress.tokens_per_s else "-"
     left = f"  {span(progress.left_s)} left" if progress.left_s else ""
     return f"iteration {progress.iteration}{total}  loss {loss}{trend}  {rate}{left}"
+
+
+# The state that a node fetches, as a bar below the lines of its terminal.
+
+
+_BAR_INTERVAL_S = 0.5
+_BAR_CHARACTERS = 24
+
+
+async def show_transfer(transfer: Callable[[], Transfer | None], terminal: PatientTerminal) -> None:
+    """Show a transfer while there is one. Never returns; cancel it.
+
+    Args:
+        transfer: Returns the transfer that is under way, if there is one.
+        terminal: Shows it, if it is a terminal.
+    """
+    loop, shown = asyncio.get_running_loop(), False
+    try:
+        while terminal.redraws:
+            found = transfer()
+            if found is not None or shown:
+                terminal.show("" if found is None else transfer_text(found, loop.time()))
+            shown = found is not None
+            await asyncio.sleep(_BAR_INTERVAL_S)
+    finally:
+        terminal.show("")
+
+
+def transfer_text(transfer: Transfer, now_s: float) -> str:
+    """Return the progress of a transfer at `now_s`, on the loop's clock, in a line."""
+    found = outlook(transfer, now_s)
+    done = round(_BAR_CHARACTERS * found.percent / 100)
+    bar = "#" * done + "-" * (_BAR_CHARACTERS - done)
+    size = f"{size_text(transfer.num_arrived)} of {size_text(transfer.num_bytes)}"
+    rate = f"{size_text(found.bytes_per_s)}/s"
+    left = "" if found.left_s is None else f", {span(found.left_s)} left"
+    return f"state of stage {transfer.stage_index} [{bar}] {size}, {rate}{left}"

@@ -10,8 +10,10 @@ from decod.ids import RunId
 from decod.membership.papers import Membership
 from decod.net.address import Address, join_address, split_address
 from decod.net.ask import HelloRequest, hello
+from decod.net.dht import Dht
 from decod.net.failure import SHARED
 from decod.net.interfaces import is_loopback, is_own, outward_addresses
+from decod.net.server import PeerServer
 from decod.tasks import in_thread
 
 _PAUSES_S = (1.0, 3.0)
@@ -226,3 +228,54 @@ async def useless_here(told_address: str, asked_address: str) -> NetworkError | 
         "reach it",
         code="E-NET-037",
     )
+
+
+# Listening for peers: on TCP for calls, and on UDP of the same port for the DHT.
+
+
+MORE_PORTS = 15
+"""Ports behind the wanted one that are tried if it is in use, and the operator chose none."""
+
+_NUM_PORTS_TRIED = 16
+"""Attempts if the system chooses the port, since it must be free for both."""
+
+
+async def listen(
+    server: PeerServer, dht: Dht, config: NodeConfig, say: Callable[[str], None] | None = None
+) -> int:
+    """Start both at the configured address, and return the port.
+
+    Args:
+        server: Takes calls.
+        dht: Takes datagrams.
+        config: Says where, and whether one of the next `MORE_PORTS` ports is as good.
+        say: Takes a line for the operator's terminal, if it is another port.
+
+    Raises:
+        NetworkError: The port is in use, or the address is not this host's (E-NET-002).
+    """
+    host, port = config.listen_host, config.listen_port
+    tried = [0] * _NUM_PORTS_TRIED if port == 0 else [port]
+    if port and config.moves_port:
+        tried += range(port + 1, min(port + MORE_PORTS, 65_535) + 1)
+    for number, candidate in enumerate(tried, start=1):
+        try:
+            found = await _listen_on(server, dht, host, candidate)
+        except NetworkError:
+            if number == len(tried):
+                raise
+        else:
+            if port not in (0, found) and say is not None:
+                say(f"port {port} is in use: this node listens on port {found}")
+            return found
+    raise AssertionError("at least one port is tried")
+
+
+async def _listen_on(server: PeerServer, dht: Dht, host: str, port: int) -> int:
+    found = await server.start(host, port)
+    try:
+        await dht.start(host, found)
+    except NetworkError:
+        await server.stop(0)
+        raise
+    return found

@@ -11,8 +11,6 @@ from decod.config.schema import (
     plans_of,
     wire_element_bytes,
 )
-from decod.daemon.incoming import TensorSizes
-from decod.daemon.run_clock import RunClock
 from decod.driver.job_sizes import Sizes
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
@@ -24,6 +22,41 @@ from decod.run.run_config import Organisation, RunConfig
 from decod.train.checkpoint.entries import moments_of, size_bytes_of, state_tensors
 from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.places import Folder
+from decod.wall_clock import wall_clock
+
+# The wall clock by which a node's part of the DHT goes: its leader's, as far as it knows.
+
+
+TOLERANCE_S = 60.0
+"""Clocks of hosts that keep the time differ by less."""
+
+
+class RunClock:
+    """This host's wall clock, corrected by how much the leader's differed when it was asked.
+
+    Records in the DHT name the instant at which they expire. A host whose clock is wrong would
+    refuse the records of others, and others would refuse its own.
+    """
+
+    def __init__(self) -> None:
+        self._off_s = 0.0
+
+    def __call__(self) -> float:
+        """Return seconds of the Unix epoch."""
+        return wall_clock() - self._off_s
+
+    def compare(self, leader_s: float) -> float:
+        """Go by the leader's clock from now on, if this host's differs from it by too much.
+
+        Args:
+            leader_s: The leader's clock now, in seconds of the Unix epoch.
+
+        Returns:
+            By how many seconds this host's clock is ahead. 0 if that is tolerated.
+        """
+        off_s = wall_clock() - leader_s
+        self._off_s = off_s if abs(off_s) > TOLERANCE_S else 0.0
+        return self._off_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +147,22 @@ def largest_state_bytes(run: RunConfig) -> int:
     moments, indices = moments_of(run), range(run.stages.num_relay_stages + 1)
     states = (state_tensors(run.model, run.stages, index, moments) for index in indices)
     return max(map(size_bytes_of, states))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSizes:
+    """The sizes of tensors that a run allows."""
+
+    activation_bytes: int
+    """Exact size of an activation or its gradient."""
+    model_bytes: int
+    """Size of the gradients of all stages together, and so an upper bound for any part of them."""
+    state_bytes: int = 0
+    """Size of the state of the largest stage."""
+    rounded: bool = False
+    """Parameters travel rounded, where they go without the optimizer's state."""
+    proven: bool = False
+    """What travels from stage to stage has proofs, since work is audited."""
 
 
 def tensor_sizes(run: RunConfig) -> TensorSizes:

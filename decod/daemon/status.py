@@ -1,28 +1,154 @@
 """The status for `decod status`, one JSON object. Fields are only ever added. See
-docs/status.md."""
+docs/status.md.
+"""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from decod import __version__
 from decod.config.schema import activation_size_bytes
 from decod.daemon.control import SCHEMA_VERSION
-from decod.daemon.iteration_pace import SlowMember, describe_slow, mark_links, slow_members
 from decod.daemon.known_hosts import describe_links
 from decod.daemon.run_facts import RunPart
 from decod.driver.fetching import outlook
+from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
 from decod.journal.history import SeenMember
-from decod.journal.run_progress import RunProgress
+from decod.journal.run_progress import RunProgress, merged
+from decod.journal.told_status import number_in
+from decod.membership.papers import Membership
+from decod.net.ask import ask_status
+from decod.net.channel import BANNED
 from decod.protocol.core.context import NodeState
+from decod.protocol.core.durations import IterationTimes
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.view import Role, View
+from decod.protocol.core.view import Member, Role, View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.run.run_config import Organisation, RunConfig
 from decod.run.training_config import SyncConfig
 from decod.train.checkpoint.transfer import Transfer
+
+# Who holds an iteration up, by what the members say that it has cost them.
+#
+# All members of a run commit together, so their iterations are equally long. One that is busy for
+# most of it while the others mostly wait makes it longer: it computes or sends too slowly for its
+# part. Only shares of each member's own time are compared, and none exceeds 1. A liar can look
+# slow, or not slow, and can change nothing for the others.
+
+
+BUSY_SHARE = 0.5
+"""A member that is busy for less of the time waits for others, and not they for it."""
+
+STANDS_OUT_RATIO = 1.5
+"""A member stands out if it is busy for so many times as long as others usually are."""
+
+NAMED_MAX = 3
+
+_LINK_RATIO = 0.5
+"""A slow sender's links hold it up that take at least this part of what its worst one takes."""
+
+COMPUTING, SENDING = "computing", "sending"
+
+
+@dataclass(frozen=True, slots=True)
+class SlowMember:
+    """A member that makes iterations longer."""
+
+    member: Member
+    by: str
+    """`COMPUTING` or `SENDING`."""
+    share: float
+    """Of the time, for which it does that."""
+    usual_share: float
+    """For which the others usually compute or send."""
+
+
+def slow_members(
+    members: Iterable[Member], loads: Mapping[NodeId, NodeLoad]
+) -> Sequence[SlowMember]:
+    """Return the members that hold the iterations up, the worst first."""
+    found: dict[NodeId, tuple[Member, float, str]] = {}
+    for member in members:
+        load = loads.get(member.node_id)
+        share, by = (0.0, "") if load is None or load.times is None else busiest(load.times)
+        if by:
+            found[member.node_id] = member, share, by
+    slow = []
+    for node, (member, share, by) in found.items():
+        others = [other for each, (_, other, _) in found.items() if each != node]
+        if not others or share < BUSY_SHARE:
+            continue
+        usual = median(others)
+        if share >= STANDS_OUT_RATIO * usual:
+            slow.append(SlowMember(member, by, share, usual))
+    return sorted(slow, key=lambda each: (-each.share, each.member.node_id))[:NAMED_MAX]
+
+
+def busiest(times: IterationTimes) -> tuple[float, str]:
+    """Return the share of the time for which a member computes or sends, and which of them.
+
+    Empty if nothing is known.
+    """
+    whole_s = times.computing_s + times.waiting_s
+    if whole_s <= 0:
+        return 0.0, ""
+    return max(
+        (min(1.0, times.computing_s / whole_s), COMPUTING),
+        (min(1.0, times.sending_s / whole_s), SENDING),
+    )
+
+
+def describe_slow(slow: Sequence[SlowMember]) -> list[dict[str, Any]]:
+    """Return the field `slow` of `decod status`."""
+    return [
+        {
+            "id": each.member.node_id,
+            "name": each.member.name,
+            "stage_index": each.member.stage_index,
+            "by": each.by,
+            "share": round(each.share, 3),
+            "usual_share": round(each.usual_share, 3),
+        }
+        for each in slow
+    ]
+
+
+def mark_links(
+    links: Sequence[dict[str, Any]], slow: Sequence[SlowMember], tensor_size_bytes: int
+) -> None:
+    """Set `holds_up` of each link: whether it makes iterations longer.
+
+    Such a link carries flows from a member whose sends hold the others up, and no other link of
+    that member takes much longer for what it carries.
+
+    Args:
+        links: As `describe_links` returns them.
+        slow: The members that hold the iterations up.
+        tensor_size_bytes: Of an activation.
+    """
+    senders = {each.member.node_id for each in slow if each.by == SENDING}
+    times_s = [_carrying_s(link, tensor_size_bytes) for link in links]
+    worst_s: dict[object, float] = {}
+    for link, time_s in zip(links, times_s, strict=True):
+        worst_s[link["from"]] = max(time_s, worst_s.get(link["from"], 0.0))
+    for link, time_s in zip(links, times_s, strict=True):
+        begin = link["from"]
+        is_worst = time_s > 0 and time_s >= _LINK_RATIO * worst_s[begin]
+        link["holds_up"] = begin in senders and is_worst
+
+
+def _carrying_s(link: Mapping[str, Any], size_bytes: int) -> float:
+    """Return how long a link takes for the microbatches of its flows, one after another."""
+    bandwidth, latency_s = link["bandwidth_bytes_per_s"], link["latency_s"]
+    if bandwidth:
+        return float(link["num_flows"] * ((latency_s or 0.0) + size_bytes / bandwidth))
+    return float(link["num_flows"] * (link["cost_s"] or 0.0))
+
 
 WAITING = "waiting"
 """State of a run without a leader that has a quorum, as far as this node knows."""
@@ -380,3 +506,130 @@ def _candidates(leading: LeaderFacts, own: NodeId) -> list[dict[str, Any]]:
         for node_id, candidate in sorted(leading.candidates.items())
         if node_id != own
     ]
+
+
+# The status that a node shows its operator: the leader's, with the node's own parts.
+#
+# Only the leader knows what every member does. A leader that is busy answers late, so its last
+# answer is shown for a while. Without one, a node shows its own status, and says what is not
+# known.
+
+
+ASK_TIMEOUT_S = 2.0
+"""How long a node waits for the leader's answer. A reader of its status must wait longer."""
+
+KEPT_MAX_S = 10.0
+"""How old an answer of the leader may be that is shown because no newer one has come."""
+
+NO_ANSWER = "the leader has not answered: what others do is not known"
+
+_OWN_FIELDS = (
+    "node",
+    "state",
+    # The leader knows flows later than the nodes that they leave from.
+    "flows",
+    "states",
+    "contributed",
+    "credit",
+    "syncing",
+    "counters",
+    "timing",
+    "connections",
+    *INVITATIONS,
+)
+"""Fields that a node knows better than its leader."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The last status that a leader has told."""
+
+    leader: NodeId
+    told: dict[str, Any]
+    heard_s: float
+
+
+class WholeStatus:
+    """Asks the leader for its status, and remembers its last answer.
+
+    Args:
+        membership: This node's.
+        rejoins: Whether this node looks for the run again when the leader stays silent.
+    """
+
+    def __init__(self, membership: Membership, *, rejoins: bool) -> None:
+        self._membership, self._rejoins = membership, rejoins
+        self._last: _Answer | None = None
+
+    async def of(self, own: dict[str, Any], facts: NodeFacts | None) -> dict[str, Any]:
+        """Return the leader's status with this node's own parts, or else this node's status.
+
+        Args:
+            own: This node's status.
+            facts: What its core knows.
+        """
+        leader = own["leader"]
+        if leader["id"] == own["node"]["id"] or not leader["address"]:
+            return own
+        try:
+            text = await ask_status(
+                leader["address"], own["run_id"], self._membership, timeout_s=ASK_TIMEOUT_S
+            )
+            told = json.loads(text)
+        except NetworkError:
+            return self._unanswered(own, facts)
+        except RejectedError as error:
+            banned = error.code == BANNED
+            return own | ({"message": f"{error.what}: {error.why}"} if banned else {})
+        except (DecodError, ValueError, RecursionError):
+            return own
+        if not isinstance(told, dict) or told.get("schema_version") != own["schema_version"]:
+            return own
+        self._last = _Answer(leader["id"], told, _now_s())
+        return _joined(own, told)
+
+    def _unanswered(self, own: dict[str, Any], facts: NodeFacts | None) -> dict[str, Any]:
+        """Return the status for the case that the leader has not answered.
+
+        If nothing has come from the leader for `heartbeat_timeout_s`, the status says so.
+        """
+        if facts is not None and facts.in_view and not facts.electing:
+            silent_s = _now_s() - facts.leader_heard_s
+            if silent_s > facts.config.heartbeat_timeout_s:
+                return own | self._silent_leader(own, facts, silent_s)
+        last, leader = self._last, own["leader"]["id"]
+        if last and last.leader == leader and _now_s() - last.heard_s <= KEPT_MAX_S:
+            return _joined(own, last.told)
+        return own | {"message": own["message"] or NO_ANSWER}
+
+    def _silent_leader(
+        self, own: dict[str, Any], facts: NodeFacts, silent_s: float
+    ) -> dict[str, Any]:
+        leader, name = own["leader"], own["node"]["name"]
+        message = (
+            f"nothing has come from the leader, {leader['name']} ({leader['address']}), for"
+            f" {silent_s:.0f} s: after {facts.config.leader_timeout_s:g} s {name} "
+            + ("looks for the run again" if self._rejoins else "leaves the run")
+        )
+        me = {**own["node"], "state": RECONNECTING}
+        return {"run_state": WAITING, "state": RECONNECTING, "node": me, "message": message}
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _joined(own: dict[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    """Return the leader's status with this node's own parts."""
+    best = {key: _better(own[key], None if key in _OWN_FIELDS else told.get(key)) for key in own}
+    # A leader that was elected later has not seen all of the run.
+    ages_s = [number_in(each, "age_s") for each in (best, own)]
+    best["age_s"] = max((age_s for age_s in ages_s if age_s is not None), default=None)
+    return best | {"recent": merged(best["recent"], own["recent"])}
+
+
+def _better(own: Any, told: Any) -> Any:
+    """Return the leader's value, unless it is None or of another type than this node's."""
+    if told is None or (own is not None and not isinstance(told, type(own))):
+        return own
+    return told

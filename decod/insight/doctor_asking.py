@@ -21,7 +21,7 @@ from decod.daemon.member_admission import (
     token_for,
     usable_membership,
 )
-from decod.daemon.peers import KnownPeers
+from decod.daemon.node_folder import KnownPeers
 from decod.errors import DecodError
 from decod.ids import RunId
 from decod.insight.network_checks import RunningNode, RunSeen, TriedReach

@@ -20,7 +20,7 @@ from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import try_device
 from decod.daemon.node_folder import nearest_folder
-from decod.daemon.run_clock import TOLERANCE_S
+from decod.daemon.run_facts import TOLERANCE_S
 from decod.errors import DecodError, install_hint
 from decod.exit_codes import ExitCode
 from decod.files import read_beginning

@@ -11,7 +11,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from decod.daemon.iteration_pace import SENDING
+from decod.daemon.status import SENDING
 from decod.insight.analysis_report import RunReport, Selection, report_of
 from decod.insight.why_evidence import Explanation, Figure, NodeRecords, WhyQuestion
 from decod.journal.records import RoundRow

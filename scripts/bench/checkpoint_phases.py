@@ -23,8 +23,8 @@ from bench.memory import measured
 from decod.config.node_config import RESUME_LATEST
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
+from decod.daemon.disk_states import InitialStates
 from decod.daemon.exporting import export_model
-from decod.daemon.initial_states import InitialStates
 from decod.daemon.resume import Resumed, find_all, find_resumed
 from decod.daemon.run_facts import RunPart
 from decod.daemon.run_snapshot import SnapshotSources

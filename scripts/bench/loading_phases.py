@@ -24,8 +24,7 @@ from bench.checkpoint_phases import (
 from bench.memory import forget_peak, peak_bytes, report_peak, resident_bytes
 from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import described
-from decod.daemon.disk_states import DiskStates
-from decod.daemon.stored_chunks import StoredChunks
+from decod.daemon.disk_states import DiskStates, StoredChunks
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeProcess
 from decod.driver.driver import DriverPorts, NodeDriver

@@ -22,7 +22,7 @@ class _Driver:
         self._file = file
 
     def processes(self, uuid: str) -> list[object]:
-        from decod.daemon.pausing.nvml import GpuProcess
+        from decod.daemon.pausing.pause_probes import GpuProcess
 
         assert uuid == OWN
         others = [GpuProcess(2, 6 << 30, 0.9)] if self._file.exists() else []
@@ -35,12 +35,12 @@ class _Driver:
 def _make_up(file: Path) -> None:
     from decod.config.pause_rules import PauseRule
     from decod.daemon.device_owner import HostDevice
-    from decod.daemon.pausing import keeper, rules
-    from decod.daemon.pausing.nvml import OwnGpu
+    from decod.daemon.pausing import keeper, pause_probes
+    from decod.daemon.pausing.pause_probes import OwnGpu
 
     keeper.NvidiaMl = lambda: _Driver(file)  # type: ignore[assignment, misc]
     HostDevice.gpus = property(lambda _: (OwnGpu(OWN, 1),))  # type: ignore[assignment, method-assign]
-    rules.CALM_S = dict.fromkeys(PauseRule, 1.0)  # type: ignore[misc]
+    pause_probes.CALM_S = dict.fromkeys(PauseRule, 1.0)  # type: ignore[misc]
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ PROGRAM = (sys.executable, "-u", "-m", "tests.support.elsewhere")
 
 
 def _be_alone() -> None:
-    from decod.daemon.sole_use import SoleUse
+    from decod.daemon.node_folder import SoleUse
 
     def claim(self: SoleUse, _identity: HostKey, _state_dir: Path) -> None:
         self._socket = None

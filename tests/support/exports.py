@@ -10,8 +10,7 @@ from tokenizers import models, pre_tokenizers, processors
 
 from decod.config.card import CardConfig
 from decod.config.schema import Manifest
-from decod.daemon.model_card import CardFacts
-from decod.daemon.model_folder_checks import complete_folder
+from decod.daemon.exporting import CardFacts, complete_folder
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import split_document

@@ -12,9 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from decod.daemon.page.app import page_app
+from decod.daemon.page.app import HttpServer, page_app
 from decod.daemon.page.feed import PageFeed
-from decod.daemon.page.http import HttpServer
 from decod.ids import NodeId
 from decod.journal.history import RunHistory, SeenMember
 from decod.wall_clock import wall_clock

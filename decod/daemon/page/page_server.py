@@ -23,7 +23,7 @@ from decod.tasks import in_thread
 from decod.texts import why_of
 
 if TYPE_CHECKING:
-    from decod.daemon.page.http import HttpServer
+    from decod.daemon.page.app import HttpServer
 
 _log = logging.getLogger("decod")
 
@@ -63,8 +63,7 @@ async def _serve(config: NodeConfig, host: Host, listener: socket.socket, say: S
 
 def _loaded(config: NodeConfig, host: Host) -> "HttpServer":
     """Return the server. Loading its libraries takes a tenth of a second."""
-    from decod.daemon.page.app import page_app
-    from decod.daemon.page.http import HttpServer
+    from decod.daemon.page.app import HttpServer, page_app
 
     feed = PageFeed(host.status, host.history, time.monotonic)
     return HttpServer(page_app(feed, config.page_host))

@@ -17,9 +17,16 @@ from typing import Any, Protocol
 from decod.config.node_config import NodeConfig
 from decod.config.pause_rules import DEFAULT_PAUSE_RULES, PauseRule
 from decod.config.schedule import WorkHours
-from decod.daemon.pausing.nvml import NvidiaMl, OwnGpu
-from decod.daemon.pausing.pause_probes import Probe, make_probes
-from decod.daemon.pausing.rules import Circumstances, PauseCause, PauseRules, Sighting
+from decod.daemon.pausing.pause_probes import (
+    Circumstances,
+    NvidiaMl,
+    OwnGpu,
+    PauseCause,
+    PauseRules,
+    Probe,
+    Sighting,
+    make_probes,
+)
 from decod.errors import DecodError, NetworkError
 from decod.journal.logs import log_note
 from decod.tasks import in_thread

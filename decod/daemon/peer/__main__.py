@@ -11,10 +11,8 @@ from decod.config.node_config import NodeConfig, parse_listen
 from decod.config.terms import RunTerms
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving, run_until_left
-from decod.daemon.peer.loop_facts import LoopFacts
-from decod.daemon.peer.loop_link import LoopLink, LoopMessage
-from decod.daemon.peer.peer_entry import EntryWay
-from decod.daemon.peer.peer_folders import free_folders
+from decod.daemon.peer.loop_link import LoopFacts, LoopLink, LoopMessage
+from decod.daemon.peer.peer_entry import EntryWay, free_folders
 from decod.daemon.peer.peer_node import PeerNode
 from decod.errors import ConfigError, DecodError
 from decod.exit_codes import ExitCode

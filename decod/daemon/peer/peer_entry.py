@@ -3,15 +3,17 @@
 import hashlib
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 
 from decod.base32 import base32
+from decod.config.node_config import default_state_dir
 from decod.config.terms import RunTerms
 from decod.daemon.contact import patiently
 from decod.daemon.host import Host, Say
 from decod.daemon.member_admission import enter, found, make_usable
-from decod.daemon.peers import KnownPeers
+from decod.daemon.node_folder import KnownPeers, is_in_use
 from decod.daemon.reachability import useless_here
-from decod.daemon.run_clock import RunClock
+from decod.daemon.run_facts import RunClock
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.charter import new_charter
@@ -20,6 +22,26 @@ from decod.membership.papers import TERMS, Membership
 from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
+
+# The state folders of training loops that have chosen none.
+
+
+_FOLDERS_MAX = 64
+"""Loops on one host that have no state folder of their own choice."""
+
+
+def _folders() -> list[Path]:
+    return [default_state_dir() / "loops" / str(number + 1) for number in range(_FOLDERS_MAX)]
+
+
+def free_folders() -> list[Path]:
+    """Return state folders that no other loop on this host uses, the one to prefer first."""
+    return [folder for folder in _folders() if not is_in_use(folder)]
+
+
+def folders_in_use() -> list[Path]:
+    """Return the state folders of the loops that run on this host."""
+    return [folder for folder in _folders() if is_in_use(folder)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,20 +17,16 @@ from typing import Any
 
 from decod.config.node_config import NodeConfig
 from decod.daemon.frontend import unknown_request
+from decod.daemon.gateway import TensorTraffic
 from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
-from decod.daemon.listening import listen
 from decod.daemon.member_admission import keep_renewed
 from decod.daemon.node_errors import error_of
-from decod.daemon.peer.contacts import PeerContacts
-from decod.daemon.peer.loop_facts import LoopFacts
-from decod.daemon.peer.loop_link import LoopLink, LoopMessage
+from decod.daemon.node_folder import KnownPeers, tell_unkept
+from decod.daemon.peer.loop_link import LoopFacts, LoopLink, LoopMessage
 from decod.daemon.peer.peer_entry import PeerPart
-from decod.daemon.peer.peer_gateway import PeerGateway
-from decod.daemon.peer.peer_metrics import LoopMetrics
-from decod.daemon.peer.peer_states import CopyNotes, fetch_state
-from decod.daemon.peers import KnownPeers, tell_unkept
-from decod.daemon.reachability import AddressDoubts, advertised, require_reachable
+from decod.daemon.peer.peer_gateway import CopyNotes, PeerGateway, fetch_state
+from decod.daemon.reachability import AddressDoubts, advertised, listen, require_reachable
 from decod.daemon.twins import Twins
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
@@ -36,14 +34,16 @@ from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
 from decod.errors import DecodError, HardwareError, NetworkError
 from decod.ids import NodeId
 from decod.journal.host_sampler import HostSampler
-from decod.journal.journal import Journal
+from decod.journal.journal import Journal, JournalEntry
 from decod.journal.journal_file import FOLDER, KeptJournal
 from decod.journal.logs import NodeLog
+from decod.journal.records import Mode, RoundRow
 from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
 from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.dht import Dht, DhtPorts
+from decod.net.join_string import ADDRESSES_MAX
 from decod.net.net_limits import LIMITS
 from decod.net.rate_caps import Pace
 from decod.net.server import DataServices, PeerServer
@@ -56,6 +56,171 @@ from decod.protocol.core.jobs import BaseJob, Configure
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 from decod.wall_clock import wall_clock
+
+# Where newcomers are sent, and who may admit them, as a peer of a collaborative run knows it.
+
+
+class PeerContacts:
+    """The addresses of a run's peers.
+
+    Args:
+        admits: Whether this node admits newcomers.
+        company: Returns what this node's core knows of others; None before it has started.
+        own_address: Returns this node's address.
+        told: Addresses that this node was given.
+    """
+
+    def __init__(
+        self,
+        *,
+        admits: bool,
+        company: Callable[[], Company | None],
+        own_address: Callable[[], str],
+        told: tuple[str, ...],
+    ) -> None:
+        self._admits, self._company = admits, company
+        self._own_address, self._told = own_address, told
+
+    def leads(self) -> bool:
+        """Whether this node counts the uses of tokens: each data node counts those of its own."""
+        return self._admits
+
+    def leads_elsewhere(self) -> str | None:
+        """Return None if this node counts the uses of tokens, and else an empty address."""
+        return None if self._admits else ""
+
+    def others(self) -> tuple[str, ...]:
+        """Return the addresses of the other peers, the coordinator's first."""
+        company, own = self._company(), self._own_address()
+        found = () if company is None else company.addresses
+        return tuple(address for address in found if address != own)
+
+    def addresses(self, *, others: bool = False) -> tuple[str, ...]:
+        """Return addresses that newcomers can ask, this node's first."""
+        own = () if others and self.others() else (self._own_address(),)
+        return tuple(dict.fromkeys((*own, *self.others())))[:ADDRESSES_MAX]
+
+    def admitting(self) -> tuple[str, ...]:
+        """Return addresses of nodes that may renew this node's papers."""
+        return tuple(dict.fromkeys((*self._told, *self.others())))
+
+
+# What a peer measures of its rounds and its host, for `decod analyse`.
+
+
+class LoopMetrics:
+    """Measures what one peer does.
+
+    Args:
+        loop: What its training loop has said.
+        part: Its part in the run.
+        name: Its name.
+        kept: Gets a row on each round.
+        traffic: Counts its tensors.
+        compute_s: Returns how long the averaging process has worked so far, in seconds.
+    """
+
+    def __init__(
+        self,
+        loop: LoopFacts,
+        part: PeerPart,
+        name: str,
+        kept: KeptJournal,
+        traffic: TensorTraffic,
+        compute_s: Callable[[], float],
+    ) -> None:
+        self._loop, self._part, self._name, self._kept = loop, part, name, kept
+        self._traffic, self._events = traffic, asyncio.get_running_loop()
+        self._ended_s: float | None = None
+        """When the last round ended here, on the event loop's clock. None: none has."""
+        self._compute_s, self._computed_s = compute_s, 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin to count anew."""
+        self._num_steps = self._num_samples = 0
+        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._waits_s: float | None = None
+        """Since when the loop has been told to wait, or the batch is full."""
+        self._begun_s: float | None = None
+        """When the average began."""
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def stepped(self, num_samples: int, seconds: Mapping[str, float]) -> None:
+        """Count a step of the loop."""
+        self._num_steps += 1
+        self._num_samples += num_samples
+        for name, value in seconds.items():
+            self._spent[name] += value
+
+    def waits(self) -> None:
+        """The loop has been told to wait."""
+        self._waits_s = self._waits_s or self._events.time()
+
+    # --- rounds -------------------------------------------------------------------------------
+
+    def take(self, entry: JournalEntry) -> None:
+        """Take in one entry."""
+        match entry.event:
+            case "round.closing":
+                self.waits()
+            case "round.begun":
+                self._begun_s = self._events.time()
+            case "round.committed":
+                compute_s = self._compute_s()
+                self._spent["average"] = compute_s - self._computed_s
+                self._computed_s = compute_s
+                self._record(entry.fields)
+
+    def _record(self, fields: Mapping[str, Any]) -> None:
+        now_s, began_s = self._events.time(), self._ended_s
+        self._ended_s = now_s
+        _, averages = self._traffic.take(began_s or now_s)
+        if began_s is not None:
+            self._kept.add(self._row(fields, now_s, began_s, averages))
+        self._begin()
+
+    def _row(
+        self, fields: Mapping[str, Any], now_s: float, began_s: float, averages: Any
+    ) -> RoundRow:
+        loop, spent = self._loop, self._spent
+        begun_s = self._begun_s if self._begun_s is not None else now_s
+        waits_s = self._waits_s if self._waits_s is not None else begun_s
+        return RoundRow(
+            mode=Mode.OPTIMIZER,
+            time_s=wall_clock(),
+            run=self._part.run_id,
+            peer=self._part.membership.node_id,
+            name=self._name,
+            round=int(fields["round"]),
+            round_s=now_s - began_s,
+            steps=self._num_steps,
+            samples=int(fields["own"]),
+            round_samples=int(fields["samples"]),
+            data_s=spent.get("data"),
+            forward_s=spent.get("forward"),
+            backward_s=spent.get("backward"),
+            unsplit_s=spent.get("unsplit"),
+            accumulate_s=spent["accumulate"],
+            optimizer_s=spent["apply"],
+            matchmaking_s=max(0.0, begun_s - waits_s),
+            averaging_s=max(0.0, now_s - begun_s),
+            averaging_compute_s=max(0.0, spent["average"]),
+            wait_s=spent["wait"],
+            average_sending_s=averages.sending_s,
+            average_sent_bytes=averages.sent_bytes,
+            average_received_bytes=averages.received_bytes,
+            peers=int(fields["peers"]),
+            target_batch_size=loop.terms.target_batch_size,
+            batch_size_per_step=loop.batch_size_per_step,
+            accumulation_steps=loop.accumulation_steps,
+            local_updates=loop.terms.use_local_updates,
+            overlap=loop.overlap,
+            compression=loop.terms.compression,
+            device=loop.device,
+        )
+
 
 _COMMAND = (sys.executable, "-P", "-m", "decod.worker.averaging")
 _AVERAGES_MAX = 24

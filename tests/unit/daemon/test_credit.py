@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from decod.daemon.credit_counter import CreditCounter
+from decod.daemon.metrics import CreditCounter
 from decod.daemon.run_facts import RunPart
 from decod.daemon.status import for_members
 from decod.journal.credit_file import FILE_NAME, CreditLedger, read_credit

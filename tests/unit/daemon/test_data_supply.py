@@ -10,8 +10,7 @@ import pytest
 from typing_extensions import override
 
 from decod.daemon import data_supply
-from decod.daemon.block_source import FolderSource
-from decod.daemon.data_supply import DataSupply
+from decod.daemon.data_supply import DataSupply, FolderSource
 from decod.data.block import Block
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare

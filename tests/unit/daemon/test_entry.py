@@ -10,11 +10,10 @@ import pytest
 from decod.config.node_config import RESUME_AUTO, RESUME_LATEST
 from decod.config.run_file import RunFile
 from decod.daemon import entry as module
-from decod.daemon.entry import LeaderOptions, continued
+from decod.daemon.entry import Elsewhere, LeaderOptions, continued
 from decod.daemon.host import Host
-from decod.daemon.leader_search import Elsewhere
 from decod.daemon.node_errors import TemporaryError
-from decod.daemon.peers import KnownPeers
+from decod.daemon.node_folder import KnownPeers
 from decod.errors import ConfigError, RejectedError
 from decod.membership.papers import Membership, keep_papers, membership_folder
 from decod.net.join_string import JoinString

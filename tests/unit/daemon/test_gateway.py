@@ -10,10 +10,10 @@ import pytest
 
 from decod.daemon import address_book as module
 from decod.daemon.address_book import NEWCOMERS_MAX
+from decod.daemon.disk_states import InitialStates
 from decod.daemon.gateway import Gateway, PeerAnswers
-from decod.daemon.incoming import TensorSizes
-from decod.daemon.initial_states import InitialStates
 from decod.daemon.open_files import FileLimit
+from decod.daemon.run_facts import TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from decod.daemon.iteration_log import IterationLog
+from decod.daemon.metrics import IterationLog
 from decod.ids import NodeId
 from decod.journal.event_specs import EVENTS
 from decod.journal.iteration_file import COLUMNS, IterationFile

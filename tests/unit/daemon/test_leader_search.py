@@ -6,8 +6,8 @@ import dataclasses
 import pytest
 
 from decod.config.schema import Manifest
-from decod.daemon import leader_search as module
-from decod.daemon.leader_search import Elsewhere, seek_elsewhere
+from decod.daemon import entry as module
+from decod.daemon.entry import Elsewhere, seek_elsewhere
 from decod.net.ask import HelloInfo
 from tests.support.members import data_node
 from tests.unit.daemon.test_contact import INFO, LEADER, LEADER_ID, MANIFEST, OTHER, Peer, told

@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from decod.config.node_config import NodeConfig
-from decod.daemon.listening import MORE_PORTS, listen
+from decod.daemon.reachability import MORE_PORTS, listen
 from decod.errors import NetworkError
 from decod.net.dht import Dht
 from decod.net.server import PeerServer

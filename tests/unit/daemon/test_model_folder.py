@@ -14,9 +14,7 @@ from decod.config.carried import CARRIED_MAX_CHARACTERS, NOTHING, Carried
 from decod.config.run_file import load_run_file
 from decod.config.schema import Manifest
 from decod.daemon.checkpointing import carried_in, differences, settings_in, settings_of
-from decod.daemon.model_card import MARK, render_card
-from decod.daemon.model_files import base_model_of, read_carried
-from decod.daemon.model_folder_checks import complete_folder
+from decod.daemon.exporting import MARK, base_model_of, complete_folder, read_carried, render_card
 from decod.data.dataset import Dataset
 from decod.data.tokenizer import NO_BOS
 from decod.errors import ConfigError

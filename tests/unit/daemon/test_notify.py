@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from decod.daemon.notify import Notifier
+from decod.daemon.frontend import Notifier
 from tests.unit.daemon.nodes import give_driver, make_node
 from tests.waiting import wait_until
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from decod.daemon.iteration_pace import (
+from decod.daemon.status import (
     COMPUTING,
     NAMED_MAX,
     SENDING,

@@ -14,9 +14,21 @@ from hypothesis import strategies as st
 
 from decod.config.pause_rules import PauseRule
 from decod.config.schedule import WorkHours
-from decod.daemon.pausing.nvml import GpuProcess, NvidiaMl, OwnGpu, UnknownError
-from decod.daemon.pausing.pause_probes import battery, busy_gpu, hot, keyboard
-from decod.daemon.pausing.rules import CALM_S, SCHEDULE, Circumstances, PauseRules, Sighting
+from decod.daemon.pausing.pause_probes import (
+    CALM_S,
+    SCHEDULE,
+    Circumstances,
+    GpuProcess,
+    NvidiaMl,
+    OwnGpu,
+    PauseRules,
+    Sighting,
+    UnknownError,
+    battery,
+    busy_gpu,
+    hot,
+    keyboard,
+)
 
 BATTERY, HOT = PauseRule.BATTERY, PauseRule.HOT
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)

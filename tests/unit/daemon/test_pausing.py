@@ -13,9 +13,7 @@ from decod.config.pause_rules import PauseRule
 from decod.config.schedule import WorkHours
 from decod.daemon.pausing import keeper
 from decod.daemon.pausing.keeper import Pausing
-from decod.daemon.pausing.nvml import GpuProcess, OwnGpu
-from decod.daemon.pausing.pause_probes import Probe, make_probes
-from decod.daemon.pausing.rules import Sighting
+from decod.daemon.pausing.pause_probes import GpuProcess, OwnGpu, Probe, Sighting, make_probes
 from decod.errors import NetworkError, RejectedError
 from tests.unit.daemon.test_pause_rules import FakeNvml
 from tests.waiting import wait_until
@@ -75,7 +73,7 @@ Test = Callable[[Setting], Awaitable[None]]
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeper, "LOOK_S", 0.01)
     monkeypatch.setattr(
-        "decod.daemon.pausing.rules.CALM_S", dict.fromkeys(PauseRule, 0.1), raising=True
+        "decod.daemon.pausing.pause_probes.CALM_S", dict.fromkeys(PauseRule, 0.1), raising=True
     )
 
 

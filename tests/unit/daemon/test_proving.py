@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from decod.daemon.proving import _INLINE_MAX_BYTES, Proving
+from decod.daemon.gateway import _INLINE_MAX_BYTES, Proving
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.identity import new_identity
 from decod.membership.tensor_proofs import TensorProofs

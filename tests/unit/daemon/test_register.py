@@ -6,9 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from decod.daemon import register_keeper as module
-from decod.daemon.invitations import Invitations
-from decod.daemon.register_keeper import TokenRegister
+from decod.daemon import invitations as module
+from decod.daemon.invitations import Invitations, TokenRegister
 from decod.daemon.succession import RunContacts
 from decod.membership.papers import Membership
 from decod.membership.registrar import Registrar

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from decod.daemon import rejoining as module
-from decod.daemon.backoff import Backoff
 from decod.daemon.node import Node
 from decod.daemon.node_errors import TemporaryError
 from decod.daemon.rejoining import FAILURES_MAX, Rejoining
 from decod.errors import DecodError, HardwareError, NetworkError, RejectedError
 from decod.protocol.core.effects import Stop, StopReason
+from decod.tasks import Backoff
 from tests.unit.daemon.nodes import give_driver, make_node
 
 DONE = Stop(StopReason.FINISHED, "the run is over")

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from decod.config.node_config import RESUME_LATEST
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, settings_of
+from decod.daemon.disk_states import StoredChunks
 from decod.daemon.resume import find_resumed
-from decod.daemon.stored_chunks import StoredChunks
 from decod.errors import CheckpointError
 from decod.net.rate_caps import Lane, Pace
 from decod.train.checkpoint.checkpoint_params import CheckpointConfig

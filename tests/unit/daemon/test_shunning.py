@@ -9,8 +9,8 @@ import pytest
 
 from decod.daemon import gateway as module
 from decod.daemon.gateway import Gateway, PeerAnswers
-from decod.daemon.incoming import TensorSizes
 from decod.daemon.open_files import FileLimit
+from decod.daemon.run_facts import TensorSizes
 from decod.driver.driver import NodeDriver
 from decod.errors import DecodError
 from decod.net.server import PeerServer

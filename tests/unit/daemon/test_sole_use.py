@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.daemon.sole_use import SoleUse
+from decod.daemon.node_folder import SoleUse
 from decod.errors import ConfigError
 from decod.membership.identity import load_or_create_identity
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from decod.daemon import whole_status as module
+from decod.daemon import status as module
 from decod.daemon.node import Node
 from decod.daemon.progress_display import progress_text
 from decod.daemon.run_facts import facts_of

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("fsspec")
 
-from decod.daemon import block_source
-from decod.daemon.block_source import StoreSource
+from decod.daemon import data_supply as block_source
+from decod.daemon.data_supply import StoreSource
 from decod.data.block import BlockError
 from decod.data.corpus import open_corpus
 from decod.data.dataset import CacheConfig, Dataset

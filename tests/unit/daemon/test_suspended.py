@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from decod.daemon import suspended as module
-from decod.daemon.backoff import LONGEST_S, Backoff
+from decod.daemon import rejoining as module
 from decod.daemon.control import ask
 from decod.daemon.leaving import LeftEarlyError
-from decod.daemon.suspended import SuspendedNode
+from decod.daemon.rejoining import SuspendedNode
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.net.failure import banned
 from decod.protocol.core.effects import Stop, StopReason
+from decod.tasks import LONGEST_S, Backoff
 from tests.unit.daemon.nodes import make_node
 
 UNREACHABLE = NetworkError("no answer from h:1", why="refused", fix="wait")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.daemon.tensor_traffic import TensorTraffic
+from decod.daemon.gateway import TensorTraffic
 from decod.ids import AveragingId, FlowId, Iteration, MicrobatchId, NodeId
 from decod.protocol.core.durations import BusyTime
 from decod.protocol.core.messages import LinkProbe

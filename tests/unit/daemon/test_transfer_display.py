@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from decod.daemon import transfer_display as module
-from decod.daemon.transfer_display import show_transfer, transfer_text
+from decod.daemon import progress_display as module
+from decod.daemon.progress_display import show_transfer, transfer_text
 from decod.journal.terminal import PatientTerminal
 from decod.train.checkpoint.transfer import Transfer
 from tests.waiting import wait_until
@@ -40,7 +40,7 @@ def test_nothing_is_shown_but_a_transfer(
 ) -> None:
     async def test() -> None:
         terminal, box = FakeTerminal(), list[Transfer | None]([None])
-        monkeypatch.setattr(module, "_INTERVAL_S", 0.001)
+        monkeypatch.setattr(module, "_BAR_INTERVAL_S", 0.001)
         showing = asyncio.create_task(
             show_transfer(lambda: box[0], cast("PatientTerminal", terminal))
         )

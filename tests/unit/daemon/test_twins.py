@@ -10,10 +10,10 @@ import pytest
 
 from decod.daemon import twins as module
 from decod.daemon.gateway import Gateway, PeerAnswers
-from decod.daemon.incoming import TensorSizes
 from decod.daemon.open_files import FileLimit
 from decod.daemon.peer.peer_gateway import PeerGateway
 from decod.daemon.reachability import why_unreached
+from decod.daemon.run_facts import TensorSizes
 from decod.daemon.twins import Twins
 from decod.driver.driver import NodeDriver
 from decod.errors import RejectedError

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from decod import durable
-from decod.daemon.peers import KnownPeers, LastRun, tell_unkept
-from decod.daemon.votes import VoteFile
+from decod.daemon.node_folder import KnownPeers, LastRun, VoteFile, tell_unkept
 from decod.errors import HardwareError
 from decod.ids import NodeId, RunId
 from decod.journal.run_progress import RecentEvents

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.daemon.peers import KnownPeers
+from decod.daemon.node_folder import KnownPeers
 from decod.errors import RejectedError
 from decod.ids import RunId
 from decod.insight.doctor_asking import Inquiry, inquiry_by_node, inquiry_by_string
