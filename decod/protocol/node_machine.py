@@ -81,7 +81,7 @@ from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.leadership import FOR_LEADERSHIP, Fate, Leadership
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.forwarding import Forwarding
-from decod.protocol.state.kept_states import inventory
+from decod.protocol.state.rollback import inventory
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.strategy import Strategy, StrategyFactory

@@ -22,9 +22,10 @@ from enum import Enum
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.averaging.averager import Weight
+from decod.protocol.collaboration.groups import num_rows
 from decod.protocol.collaboration.loading import Past
 from decod.protocol.collaboration.loop import RoundConfig
-from decod.protocol.collaboration.rounds import ROWS, num_rows
+from decod.protocol.collaboration.rounds import ROWS
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.events import earliest
 from decod.protocol.core.messages.round_messages import (

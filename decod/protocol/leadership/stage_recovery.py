@@ -7,7 +7,7 @@
 The states of one iteration are looked for that all stages can have: kept on disks, of other stages'
 hosts too; else the leader's checkpoint, if that is newer or nothing else is whole; else what the
 run started from, if that is not long ago. All of that is read to its last byte first, the hosts'
-states before they answer (`protocol.state.kept_states`); where it was altered or removed, the next
+states before they answer (`protocol.state.rollback`); where it was altered or removed, the next
 best serves. All members go back there, and compute the same iterations again from the same tokens.
 If there is nothing of that kind, the lost stage's weights are made from its neighbours', and nobody
 goes back. If the leader itself can't get what was promised all the same, everybody is asked again,

@@ -1,4 +1,4 @@
-"""Round a broken link: by way of a third member, whatever the message. Else it is sent again.
+"""A message that does not arrive: it goes round a broken link, or is sent again.
 
 Two members may live and still not reach each other: a route of the internet is down, a firewall is
 in between, a link carries a byte a second. Nobody needs to leave the run for that, as long as
