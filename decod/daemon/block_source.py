@@ -23,7 +23,7 @@ from decod.data.readers import StoreReader
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.objects import StoreError
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from decod.tasks import TaskSet, in_thread
 from decod.texts import size_text
 

@@ -18,8 +18,14 @@ from decod.protocol.core.fingerprints import ERROR_MAX, NUM_SUMS, Sketch
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import Hashed, Subject, subject_of
-from decod.sim.averages import AveragedPart, GradientPart, MisuseError, num_in
-from decod.sim.blobs import SimulatedState, manifest_of
+from decod.sim.averages import (
+    AveragedPart,
+    GradientPart,
+    MisuseError,
+    SimulatedState,
+    manifest_of,
+    num_in,
+)
 from decod.sim.profile import Activation, Content, Gradient
 
 _FALSE = -1

@@ -26,17 +26,18 @@ from decod.sim.audited_work import SimulatedWitness
 from decod.sim.averages import (
     Counts,
     GradientPart,
+    LateSteps,
     MisuseError,
+    SimulatedState,
     agreed_counts,
     canonical,
     check_means,
     check_missed,
+    manifest_of,
     most_of,
     parts_of,
     reduced,
 )
-from decod.sim.blobs import SimulatedState, manifest_of
-from decod.sim.late_steps import LateSteps
 from decod.sim.profile import Activation, Content, Gradient
 
 _T = TypeVar("_T")

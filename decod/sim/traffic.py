@@ -24,8 +24,8 @@ from decod.protocol.leadership.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.core import flow_table, place_of, subtree_size, view_of
+from decod.sim.profile import wire_bytes
 from decod.sim.simulated_host import SimHost
-from decod.sim.sizes import wire_bytes
 
 _ADMISSION = frozenset(
     (

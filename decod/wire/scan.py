@@ -16,8 +16,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from decod.errors import MalformedMessageError
 from decod.limits import ENTRIES_MAX
+from decod.wire.frame import read_varint
 from decod.wire.message_schema import Part, Struct
-from decod.wire.varint import read_varint
 
 _UNKNOWN_MAX = 16
 """Most unknown fields in one message. A later version may add fields."""

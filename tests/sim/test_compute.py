@@ -7,8 +7,7 @@ import pytest
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import Job
-from decod.sim.averages import AveragedPart, MisuseError
-from decod.sim.blobs import SimulatedState
+from decod.sim.averages import AveragedPart, MisuseError, SimulatedState
 from decod.sim.profile import Activation, ComputeProfile, Content, Gradient
 from decod.sim.simulated_compute import StageModel
 

@@ -12,8 +12,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.core.messages import ForwardActivation, Message, Ping
-from decod.sim.clock import _STALL_COUNTS_S
-from decod.sim.kernel import Kernel, seeded
+from decod.sim.kernel import _STALL_COUNTS_S, Kernel, seeded
 from decod.sim.network import LinkFaults, Links, LinkSpec, Network
 from decod.sim.profile import ComputeProfile
 from decod.sim.simulated_compute import SimulatedStep, StageModel

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.planner.part_shares import SHARE_FULL, owners_of
+from decod.planner.partition import SHARE_FULL, owners_of
 from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore

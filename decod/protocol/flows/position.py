@@ -50,7 +50,7 @@ class Position:
     """What settling may take, in `planner.settlement`'s measure."""
     rooms: Callable[[], Sequence[Mapping[NodeId, int]]] | None = None
     """At the data node that settles: for each relay stage who works on it, and how many flows each
-    may carry. With it flows are settled so that an iteration is short (`planner.shortening`), and
+    may carry. With it flows are settled so that an iteration is short (`planner.deciding`), and
     costs are seconds; without it so that their costs are least."""
     heard: Callable[[Iterable[Hop]], None] = lambda _: None
     """At a data node: takes in what its claims have gathered; at the settling one, all claims."""

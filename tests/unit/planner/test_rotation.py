@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from decod.planner.rotation import negative_cycle
+from decod.planner.settlement import negative_cycle
 
 
 def weights_of(rng: Random, num: int) -> list[list[float]]:
