@@ -415,6 +415,7 @@ class Scenario:
             # The nodes do not search for flows that are laid out from outside.
             protocol = replace(protocol, routing="greedy")
         return RunConfig(
+            seed=self.seed,
             organisation=self.organisation,
             num_iterations=self.num_iterations,
             stages=self.stages,

@@ -376,17 +376,8 @@ class Simulation:
         return host
 
     def _compute(self, name: str) -> StageModel:
-        scenario = self.scenario
-        run = self.scenario.run
-        model = StageModel(
-            seed=scenario.seed,
-            num_stages=run.stages.num_relay_stages + 1,
-            clips=run.clips,
-            steps_locally=run.sync.steps_locally,
-            num_fragments=run.sync.fragments,
-            delay=run.delay,
-        )
-        model.is_client = scenario.is_client(name)
+        model = StageModel(self.scenario.run)
+        model.is_client = self.scenario.is_client(name)
         return model
 
     def _bans_of(self, host: SimHost) -> BanList:
