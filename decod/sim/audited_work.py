@@ -42,7 +42,7 @@ class SimulatedWitness:
         self.is_stale = False
         """Some activations and gradients are those of before."""
         self.accuses = False
-        """It says so of those of others."""
+        """The host says so of those of others."""
         self.spoils_means = False
         """The means of what others have contributed are false, and nothing else."""
         self._beside = -1

@@ -63,7 +63,7 @@ class GradientPart:
     source: int = 0
     """The node's device."""
     false: bool = field(default=False, compare=False)
-    """Its host lies: it is not the sum of its gradients."""
+    """The host lies: the part is not the sum of its gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class AveragedPart:
     sources: frozenset[int] = frozenset()
     """The devices whose sums are in it."""
     told: float = field(default=0.0, compare=False)
-    """What its sketch says; see `decod.sim.audited_work`."""
+    """What the part's sketch says; see `decod.sim.audited_work`."""
 
 
 def canonical(sums: Counter[MicrobatchId]) -> Counts:

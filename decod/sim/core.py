@@ -143,7 +143,7 @@ class NodeProgress(NamedTuple):
     """Term of its view."""
     iteration: Iteration
     leads: bool
-    """Whether it leads that term."""
+    """Whether the node leads that term."""
     in_view: bool
 
 
@@ -445,7 +445,7 @@ class LeadershipPart:
 
     in_view: bool
     place: tuple[int, Iteration, int]
-    """Its view's term, its iteration and its view's version."""
+    """The term of the node's view, its iteration and its view's version."""
     members: tuple[NodeId, ...]
     electors: tuple[NodeId, ...]
     """Electors of the last committed view."""

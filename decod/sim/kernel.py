@@ -92,7 +92,7 @@ class HostClock:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._behind_s = 0.0
-        """How far it lags behind world time, without the present stop."""
+        """How far the clock lags behind world time, without the present stop."""
         self._stopped_s: float | None = None
         """World time at which it stopped. None: it runs."""
         self._until_s = 0.0

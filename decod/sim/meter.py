@@ -52,7 +52,7 @@ class NodeCost:
     num_control: float
     """Control messages sent, admission included."""
     control_bytes: float
-    """What they take on the wire."""
+    """What control messages take on the wire."""
     num_events: float
     """Events that its core takes in."""
     core_s: float

@@ -126,7 +126,7 @@ class Activation:
     stage_index: int
     """The stage that computed it."""
     false: bool = field(default=False, compare=False)
-    """Its host lies: it is not what the stage makes of what came."""
+    """The host lies: the activation is not what the stage makes of what came."""
     made: int = field(default=0, compare=False, repr=False)
     """Which computation it comes from. Of two, the bits differ."""
 

@@ -304,7 +304,7 @@ class Scenario:
     seed: int = 0
     """Determines everything random."""
     num_relays: int = 4
-    """They are dealt out over the relay stages in turn. With servers, they are those."""
+    """Relays are dealt out over the relay stages in turn. With servers, the relays are those."""
     num_clients: int = 0
     """Hosts that come and go, and work for the servers of a stage."""
     capacity_min: int = 2

@@ -114,7 +114,7 @@ class StageModel:
         self.learnt = [Counter[MicrobatchId]() for _ in range(run.sync.fragments)]
         """What this node has trained on by itself since each fragment's last average."""
         self.sending: Counts = ()
-        """What it puts into the average that travels."""
+        """What this node puts into the average that travels."""
         self.parameter_hash = ""
         self.proposed: SimulatedStep | None = None
         self.held: dict[MicrobatchId, _Held] = {}

@@ -128,7 +128,7 @@ class NodeCounts:
     num_changed: int = 0
     """Members that came, went or changed between its last two commits."""
     life: int = 0
-    """Of its host, at its last commit."""
+    """Of the node's host, at its last commit."""
     asked: Counter[NodeId] = field(default_factory=Counter)
     """Who has asked it for what it has missed, and for how many views that is good."""
     control_per_iteration: list[int] = field(default_factory=list)

@@ -68,7 +68,7 @@ class Shape:
     kinds: Mapping[int, _Kind] = field(default_factory=dict)
     """The fields by tag, which combines a field's number with its wire type."""
     countable: bool = False
-    """Whether it can hold a repeated field, at any depth."""
+    """Whether the message can hold a repeated field, at any depth."""
 
 
 def shape_of(

@@ -89,7 +89,7 @@ class Overlap:
         self.num_late = 0
         """This node's microbatches that it lacks."""
         self._early: deque[Received] = deque()
-        """Their tensors stay with the driver until they are taken up."""
+        """Messages that wait. Their tensors stay with the driver until they are taken up."""
 
     @property
     def settled(self) -> bool:

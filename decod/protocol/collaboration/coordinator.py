@@ -64,7 +64,7 @@ class CoordinatorState(Enum):
     GATHERING = "gathering"
     """Peers work."""
     CLOSING = "closing"
-    """They have been asked to contribute."""
+    """The peers have been asked to contribute."""
     AVERAGING = "averaging"
 
 
@@ -81,7 +81,7 @@ class _Peer:
     samples_per_s: float = 0.0
     awaited: tuple[NodeId, ...] = ()
     late_s: float = 0.0
-    """How late its signs of life have come, of late."""
+    """How late the peer's signs of life have come, of late."""
 
 
 @dataclass(slots=True)
@@ -129,8 +129,8 @@ class Coordinator:
         self._peers = {node_id: own}
         self._attempt: _Attempt | None = None
         self.rests = False
-        """It begins no round: this peer's loop ends it by itself, though others may have come
-        meanwhile, or averages have not left this peer yet."""
+        """The coordinator begins no round: this peer's loop ends it by itself, though others may
+        have come meanwhile, or averages have not left this peer yet."""
         self._num_attempts = 0
         """In the round."""
         self._closing: tuple[AveragingId | None, float] = (None, 0.0)

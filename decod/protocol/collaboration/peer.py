@@ -110,7 +110,7 @@ class PeerMachine:
         self.compute = ComputeQueue(self.tensors)
         self.past = Past(height, has_state=has_state)
         self._has_begun = has_state
-        """Its loop. A newcomer's waits for the run's state."""
+        """Whether the training loop has begun. A newcomer's waits for the run's state."""
         self.company = Company(node_id, address, self.past, config)
         self.own = OwnWork(node_id, config, self.tensors)
         self.loading = Loading(config, self.tensors)

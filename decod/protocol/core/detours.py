@@ -87,7 +87,7 @@ class Detour:
 
     by: NodeId
     first_s: float
-    """How long it takes to there, as expected."""
+    """How long a tensor takes to there, as expected."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Detours:
     _reported: dict[NodeId, dict[NodeId, float]] = field(default_factory=dict)
     """What neighbours have told of their links with data nodes: seconds for an activation."""
     _told: dict[NodeId, Byways] = field(default_factory=dict)
-    """What they have been told of this node's."""
+    """What peers have been told of this node's."""
     _avoided: set[tuple[NodeId, NodeId]] = field(default_factory=set)
     """Data nodes, and neighbours that they can't reach."""
 

@@ -28,9 +28,9 @@ class Position:
     num_stages: int
     """Relay stages that a flow passes."""
     previous: Sequence[NodeId]
-    """Who may send it microbatches."""
+    """Who may send the node microbatches."""
     next: Sequence[NodeId]
-    """Whom it may send microbatches to."""
+    """Whom the node may send microbatches to."""
     data_peers: Sequence[NodeId]
     """At a data node: the others."""
     cost_to: Callable[[NodeId], float]

@@ -89,7 +89,8 @@ class Handover:
         self._leave_by_s: float | None = None
         self._listens_until_s: float | None = None
         self._asked_term = 0
-        """In which it was asked. In a later one it was elected again, because nobody else was."""
+        """The term in which this node was asked. In a later one it was elected again: nobody else
+        was."""
         self._ended = False
         """What was in hand then, or when it was elected again, has ended."""
         self._say_s: float | None = None

@@ -59,7 +59,7 @@ class EraPlan:
     iteration: int
     origin: Origin
     members: tuple[Member, ...]
-    """In their new places; candidates that were prepared are among them."""
+    """All members, in their new places; candidates that were prepared are among them."""
     missing: str = ""
     """Why all go back no less far; empty if nothing newer was there to go back to."""
 

@@ -47,7 +47,7 @@ class _Probe:
     nonce: int
     deadline_s: float
     again_s: float
-    """When it is asked again: question or answer may have been lost on the way."""
+    """When the node is asked again: question or answer may have been lost on the way."""
     reason: str
     tries: int = _TRIES_ALONE
     """Of which so many may fail."""

@@ -136,7 +136,7 @@ class _Broken:
     tensors_only: bool
     """Control messages still arrive."""
     probe_s: float
-    """When it is tried again."""
+    """When the link is tried again."""
     pause_s: float = _PROBE_PAUSE_S
     failed: set[NodeId] = field(default_factory=set)
     """Members that could not pass anything on to the peer."""

@@ -117,7 +117,7 @@ class _Heard:
     patience: Accrual
 
     def again(self, now_s: float, *, expected_s: float = 0.0) -> None:
-        """It shows itself. `expected_s`: how much of its silence was not asked to end."""
+        """The peer shows itself. `expected_s`: how much of its silence was not asked to end."""
         self.patience.ended(now_s - self.since_s - expected_s)
         self.since_s = now_s
 

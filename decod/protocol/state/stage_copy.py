@@ -126,7 +126,7 @@ class Judging(Protocol):
         """Whether an event is about a state that it has asked for."""
 
     def fetched(self, event: StateFetched) -> list[Effect]:
-        """It is here."""
+        """The state is here."""
 
     def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
         """Nobody gives it."""

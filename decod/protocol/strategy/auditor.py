@@ -68,7 +68,7 @@ class Told:
     """What one end of a link has told of a microbatch."""
 
     tensor: Tensor | None
-    """What it has sent to the other end. None: it has not kept it."""
+    """What this end has sent to the other. None: it has not kept that."""
     proof: bytes
     """Of what came from there."""
 
@@ -102,7 +102,7 @@ class Evidence:
     given: tuple[Tensor, ...] = ()
     """What the relay has worked with: an activation and a gradient."""
     activation: Tensor | None = None
-    """What it has made of it, if somebody has used that."""
+    """What the relay has made of the input, if somebody has used that."""
     gradient: Tensor | None = None
     doubted: bool = False
     """A member that is gone gave the relay something else."""

@@ -142,7 +142,7 @@ class Idleness:
         return []
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
-        """It is timed another time."""
+        """The device is timed another time."""
         return []
 
 

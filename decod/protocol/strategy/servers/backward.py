@@ -55,7 +55,7 @@ class StageOutput:
     unable: set[NodeId] = field(default_factory=set)
     """Workers that have given it up. Others come first."""
     lacking: bool = False
-    """It is needed again, and is not here."""
+    """The output is needed again, and is not here."""
     has_gradient: bool = False
     folded: bool = False
     revoked: bool = False

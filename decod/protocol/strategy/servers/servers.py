@@ -416,7 +416,7 @@ class Servers:
         return self.copy.stage.stepped_ahead(job.iteration)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
-        """They can't be computed: so much will be found when the step is proposed."""
+        """The squares can't be computed: so much will be found when the step is proposed."""
         return []
 
     def _state_loaded(self, now_s: float) -> list[Effect]:  # noqa: ARG002
