@@ -1,6 +1,4 @@
-"""Settling the paths of a draft, against the exact routing over the same relays;
-negative cycles in assignment problems, against all permutations.
-"""
+"""The paths of a draft settled, and negative cycles, each against an exact search."""
 
 from collections import Counter
 from itertools import pairwise, permutations
