@@ -212,7 +212,7 @@ class NodeMachine:
             bans=identity.bans,
         )
         make = strategy or _STRATEGIES[run.organisation]
-        self.strategy = make(self.context, identity.role, rng=rng)
+        self.strategy = make(self.context, identity.role, rng)
         self.forwarding = Forwarding(self.context)
         self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
         self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)

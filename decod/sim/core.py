@@ -20,7 +20,7 @@ from decod.protocol.core.context import (
 )
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import Event, Received
-from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
 from decod.protocol.core.messages.routing_messages import RoutingMessage
 from decod.protocol.core.view import Reach, Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
@@ -394,7 +394,11 @@ class InstalledFlows:
         return self._quietly(effects)
 
     def _quietly(self, effects: list[Effect]) -> list[Effect]:
-        return [e for e in effects if not (isinstance(e, Send) and _about_flows(e.message))]
+        return [
+            effect
+            for effect in effects
+            if not (isinstance(effect, Send) and isinstance(effect.message, _FLOW_MESSAGES))
+        ]
 
     def _fill(self, flows: RelayFlows | DataFlows) -> None:
         me = self.wrapped.identity.node_id
@@ -425,10 +429,6 @@ class InstalledFlows:
             num_unpaired=0,
         )
         return machine.step(now_s, Received(machine.identity.node_id, answer))
-
-
-def _about_flows(message: Message) -> bool:
-    return isinstance(message, _FLOW_MESSAGES)
 
 
 class Wait(Enum):

@@ -416,7 +416,8 @@ class Coordinator:
 
     @property
     def deadline_s(self) -> float:
-        found = earliest(self._standing_s, self._silent_s, self._overdue_s, self._doubted_s)
+        doubted_s = min(map(self._doubt_s, self._awaited), default=None)
+        found = earliest(self._standing_s, self._silent_s, self._overdue_s, doubted_s)
         assert found is not None
         return found
 
@@ -459,10 +460,6 @@ class Coordinator:
             for node in attempt.asked
             if node not in told and node in self._peers and node != self._node_id
         ]
-
-    @property
-    def _doubted_s(self) -> float | None:
-        return min(map(self._doubt_s, self._awaited), default=None)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Do what is due."""

@@ -224,7 +224,7 @@ class Handover:
         if self._stand_s is None or self._stand_s > now_s:
             return []
         self._stand_s = now_s + self._context.run.protocol.election_timeout_s
-        voted = election.bound and election.voter.promise.candidate != self._context.node_id
+        voted = election.voter.bound and election.voter.promise.candidate != self._context.node_id
         busy = voted or election.campaign.state is ElectionState.STANDING
         return election.campaign.stand(now_s) if election.may_stand and not busy else []
 
@@ -469,7 +469,7 @@ class Leadership:
     def fence(self, effect: Send) -> bool:
         """Whether this node must not send a message: it has voted for another leader."""
         vote = isinstance(effect.message, messages.Ready)
-        return vote and self.election.bound
+        return vote and self.election.voter.bound
 
     # --- iterations -------------------------------------------------------------------------------
 

@@ -345,7 +345,8 @@ class StageRecovery:
         if self.checkpoint is not None and self.checkpoint <= iteration:
             here = tuple(StateHolders(stage, (view.leader,)) for stage in stages)
             options.append((self.checkpoint, Source.CHECKPOINT, here))
-        if self._near_start(iteration):
+        num_since_start = iteration - self._start_iteration
+        if self.has_start and num_since_start <= _START_INTERVALS_MAX * self._every:
             options.append((self._start_iteration, Source.START, ()))
         options = [o for o in options if self._refused[o[1], o[0]] < _TRIES_MAX]
         if options:
@@ -354,10 +355,6 @@ class StageRecovery:
         if changes or 0 in lost or len(lost) >= view.num_stages - 1:
             return None
         return iteration, Source.NEIGHBOURS, ()
-
-    def _near_start(self, iteration: int) -> bool:
-        num_since = iteration - self._start_iteration
-        return self.has_start and num_since <= _START_INTERVALS_MAX * self._every
 
     @property
     def lost(self) -> str:

@@ -168,8 +168,8 @@ class Pipeline:
         self,
         context: Context,
         role: Role,
-        *,
         rng: Random,
+        *,
         policy: StepPolicy | None = None,
     ) -> None:
         self._context = context

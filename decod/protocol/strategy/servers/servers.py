@@ -173,7 +173,6 @@ class Servers:
         self,
         context: Context,
         role: Role,
-        *,
         rng: Random,  # noqa: ARG002 - as every strategy is made.
     ) -> None:
         self._context = context
