@@ -93,7 +93,7 @@ MUTATIONS = (
         owner=Election,
         function="stood",
         old="message.term <= self.voter.term",
-        new="message.term < self.term",
+        new="message.term < self.voter.term",
         seed=1,
     ),
     Mutation(
