@@ -226,8 +226,7 @@ class LateSteps:
         if job.ahead and self.ahead != blob.iteration + 1:
             raise MisuseError(f"{job} when {blob.iteration} iterations are committed")
         if job.ahead:
-            hash_ = self.next_weights
-            return replace(blob, iteration=blob.iteration + 1, parameter_hash=hash_)
+            return replace(blob, iteration=blob.iteration + 1, parameter_hash=self.next_weights)
         if not job.with_optimizer:
             return replace(blob, parameter_hash=self.weights)
         return replace(blob, weights=self.weights, pending=self.pending)

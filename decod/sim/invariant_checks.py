@@ -19,8 +19,6 @@ from decod.sim.simulated_host import SimHost
 class DataChecker:
     """Follows which microbatches the committed batches hold.
 
-    A part of the checker in `decod.sim.invariants`, which raises the violations found here.
-
     Args:
         batch: Number of microbatches in an iteration.
         bases: The iteration that each era of the run began with.
@@ -116,9 +114,8 @@ class _Stage:
 class ShareChecker:
     """Follows which node has trained on which microbatch.
 
-    A part of the checker in `decod.sim.invariants`, which raises the violations found here. An
-    average must hold all that the members of its stage have trained on by themselves, and nothing
-    else.
+    An average must hold all that the members of its stage have trained on by themselves, and
+    nothing else.
     """
 
     def __init__(self) -> None:

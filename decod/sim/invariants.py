@@ -464,8 +464,7 @@ class Checker:
 
     def _check_loss(self, host: SimHost, message: msg.Open) -> None:
         iteration = message.closed.number
-        era = message.closed.era
-        known = self._iterations.get((era, iteration))
+        known = self._iterations.get((message.closed.era, iteration))
         again = known is not None and known.again is not None
         first = self._losses.get(iteration, message.loss)
         if again and first != message.loss:

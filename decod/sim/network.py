@@ -1,4 +1,4 @@
-"""Simulated links: latency, bandwidth and order, and on request loss, repeats and delay.
+"""Simulated links and their measurement: latency, bandwidth and order; on request also faults.
 
 The network keeps the real transport's promises. Control messages of one ordered pair keep their
 order. So do its tensors, which share the pair's bandwidth one after another. Control messages and

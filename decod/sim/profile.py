@@ -245,12 +245,12 @@ class StoredTensor:
 class TensorTable:
     """Tensors by id.
 
+    The core owns a tensor until it frees it. The driver may still read a freed tensor for a send in
+    progress. Every wrong use is a `MisuseError` that names the tensor.
+
     Attributes:
         stored_bytes: Size of all tensors here now.
         stored_peak_bytes: Largest size so far.
-
-    The core owns a tensor until it frees it. The driver may still read a freed tensor for a send in
-    progress. Every wrong use is a `MisuseError` that names the tensor.
     """
 
     def __init__(self, profile: ComputeProfile) -> None:

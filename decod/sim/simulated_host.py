@@ -480,8 +480,7 @@ class SimHost:
             self.tensors.end_send(effect.tensor)
             kept = effect.tensor if effect.tensor in self.tensors else None
             to = effect.to
-            message = effect.message
-            self.deliver(ev.SendFailed(to, message, reason, kept, effect.way, fault))
+            self.deliver(ev.SendFailed(to, effect.message, reason, kept, effect.way, fault))
 
     def _free(self, effect: fx.FreeTensor) -> None:
         self.tensors.free(effect.tensor, effect)

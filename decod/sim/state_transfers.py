@@ -1,4 +1,4 @@
-"""Transfer of stages' states between simulated hosts: requests, streams and refusals.
+"""States of stages on simulated hosts: on disks, which outlive crashes, and on their way.
 
 If a donor refuses, dies or breaks off, the asker turns to the next donor that its machine named. A
 state that a machine no longer holds may still be on its host's disk.

@@ -195,8 +195,7 @@ class PeerMachine:
         for effect in done:
             if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
                 self.own.goes_on(now_s)
-        num_waiting = self.own.num_waiting
-        done += answered(self._copies, self._applied, self.past, num_waiting=num_waiting)
+        done += answered(self._copies, self._applied, self.past, num_waiting=self.own.num_waiting)
         return done + self.company.use_addresses()
 
     def _follow_up(self, now_s: float) -> list[PeerEffect]:
@@ -335,8 +334,7 @@ class PeerMachine:
         self._applied = max(self._applied, number)
         if not alone:
             return []
-        before = self.past.height
-        self.past.advance(after(before, f"{self.node_id} alone"), num_samples)
+        self.past.advance(after(self.past.height, f"{self.node_id} alone"), num_samples)
         effects: list[PeerEffect] = []
         if self.company.coordinating is not None:
             effects += self.company.coordinating.stepped_alone(now_s)

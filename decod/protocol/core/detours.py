@@ -3,7 +3,7 @@
 Where a stage has lost most of its relays, whoever is left is reached over whatever link there is,
 and all microbatches take turns on it. Two good links by way of another host are quicker then. A
 data node can be that host without another word: a tensor's message says the path, so it sees for
-whom it is (`passing`); and since the iteration is repeated when a data node is lost, nothing can be
+whom it is (`goal_of`); and since the iteration is repeated when a data node is lost, nothing can be
 lost with it on the way that would not be done again anyway.
 
     path         r1 ------------- slow ------------> r2

@@ -203,8 +203,7 @@ class Handover:
         """An iteration has begun, which this node may have missed when it stood."""
         self._say_s = self._stand_s = None
         last = self._election.decisions.opened
-        term = self._context.view.term
-        by_all = last is not None and last.committed and last.view_term == term
+        by_all = last is not None and last.committed and last.view_term == self._context.view.term
         self._ended |= by_all or self._first
         me_leads = self._context.view.leader == self._context.node_id
         return self._line_up(now_s) if self.resigned and not me_leads else []
@@ -308,8 +307,7 @@ class Leadership:
         def agreed_epoch() -> int:
             return strategy.agreed_epoch
 
-        around = forwarding.around
-        leader = Leader(context.node_id, context.run, facts, agreed_epoch, around, rng)
+        leader = Leader(context.node_id, context.run, facts, agreed_epoch, forwarding.around, rng)
         leader.partings.average_travels = lambda: strategy.average_travels
         leader.recovery.has_start = not context.fetches_initial
         return leader
@@ -553,8 +551,7 @@ class Leadership:
     def found(self, event: LeaderFound) -> list[Effect]:
         """Somebody says that another leads. Believed only where this node can't lead anyway."""
         leader = self.leader
-        term = self._context.view.term
-        if leader is None or not leader.quorum.lacking or event.term <= term:
+        if leader is None or not leader.quorum.lacking or event.term <= self._context.view.term:
             return []
         name = event.leader[:8]
         return [Stop(StopReason.SUPERSEDED, f"{name} leads the run in term {event.term}")]

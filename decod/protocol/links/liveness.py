@@ -187,8 +187,7 @@ class Liveness:
     def _new(self, now_s: float) -> _Heard:
         config = self._context.run.protocol
         floor_s = config.heartbeat_timeout_s
-        interval_s = config.heartbeat_interval_s
-        return _Heard(now_s, Accrual(floor_s=floor_s, interval_s=interval_s))
+        return _Heard(now_s, Accrual(floor_s=floor_s, interval_s=config.heartbeat_interval_s))
 
     def told(self, now_s: float, receiver: NodeId) -> None:
         """Something is being sent to a node."""

@@ -8,8 +8,10 @@ A relay is audited for a whole iteration, since a sum of gradients can only be c
 Several auditors share its microbatches. The first of them adds up the sketches of all gradients,
 and compares the sum with what the relay has contributed.
 
-The relay has also reduced a part of the average (`ReductionCheck`). The
-audit is over when passes, contribution and that part have been compared.
+The relay has also reduced a part of the average (`ReductionCheck`). The audit is over when passes,
+contribution and that part have been compared.
+
+Of a stage with two members, a data node judges between the two (`StageJudge`).
 """
 
 from collections import Counter
@@ -467,8 +469,7 @@ class Auditor:
         effects = self._released(told.values(), but=evidence.tensors)
         if evidence.findings or evidence.failure:
             found = evidence.findings
-            failure = evidence.failure
-            return effects + self._tell(microbatch, findings=found, failure=failure)
+            return effects + self._tell(microbatch, findings=found, failure=evidence.failure)
         if evidence.doubted:
             self._doubted.add(microbatch)
         made = (evidence.activation is not None, evidence.gradient is not None)
@@ -612,13 +613,13 @@ class Auditor:
 class StageJudge(Auditor):
     """A data node's part in the audit of a relay's work of one iteration.
 
-    It is of another stage. So it fetches the parameters that both have computed with, has its
-    device build the stage beside its own, and repeats the relay's passes there
-    (`decod.protocol.strategy. auditor`). The parameters are those that all members have voted on,
-    so neither of the two can give false ones. One pass that is proven wrong is enough.
+    The data node is of another stage. So it fetches the parameters that both have computed with,
+    has its device build the stage beside its own, and repeats the relay's passes there. The
+    parameters are those that all members have voted on, so neither of the two can give false ones.
+    One pass that is proven wrong is enough.
 
-    It has no part in the stage's average. Of what the relay has contributed it only knows what the
-    other says.
+    The data node has no part in the stage's average. Of what the relay has contributed it only
+    knows what the other says.
     """
 
     beside = True

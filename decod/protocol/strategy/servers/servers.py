@@ -71,8 +71,8 @@ from decod.protocol.strategy.step import (
 class Contribution:
     """One client's contribution to one average.
 
-    It has no optimizer, and no vote. The servers average what all workers contribute, and step; the
-    client then fetches the parameters.
+    The client has no optimizer, and no vote. The servers average what all workers contribute, and
+    step; the client then fetches the parameters.
 
     Args:
         context: The node's.
@@ -383,8 +383,7 @@ class Servers:
             self.contribution = Contribution(self._context)
             return
         source = self.copy.replay_source
-        loaded = self.copy.loaded
-        self.step = Step(self._context, self._policy, source, loaded=loaded)
+        self.step = Step(self._context, self._policy, source, loaded=self.copy.loaded)
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""
