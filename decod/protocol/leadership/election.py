@@ -20,8 +20,8 @@ the winner knows what may have been decided:
 - If any voter has not cast its vote for the newest iteration, nobody can have committed it: the
   winner repeats it as the next attempt.
 - If all have, the dead leader may have committed it, and told nobody who is left: the winner
-  commits it, once a quorum has confirmed that (`Ballot` says why). (Members that do not answer are waited for a little. If such a one has not voted, it is no longer in step,
-  and leaves.)
+  commits it, once a quorum has confirmed that (`Ballot` says why). (Members that do not answer are
+  waited for a little. If such a one has not voted, it is no longer in step, and leaves.)
 - What any voter knows to be committed or aborted is so, because a candidate that is behind a voter
   is not voted for; it is brought up to date, and asks again.
 
