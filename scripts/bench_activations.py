@@ -21,12 +21,12 @@ import torch
 from decod.data.corpus import default_corpus
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,
+    BatchConfig,
     OptimizerConfig,
 )
 from decod.train.executor import StageExecutor

@@ -32,7 +32,7 @@ from decod.data.index import Index, TokenizerEntry, write_index
 from decod.data.shards import ShardWriter
 from decod.data.tokenizer import BytesTokenizer
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from decod.tasks import in_thread
 
 BATCH = BatchConfig(sequence_length=1024, microbatch_size=4, num_microbatches=8)

@@ -30,7 +30,7 @@ from decod.protocol.collaboration.loop import PeerEffect, PeerEvent
 from decod.protocol.core.effects import Send
 from decod.protocol.core.messages.round_messages import Height
 from decod.sim.collaboration import START, Collaboration, CollaborationSpec
-from decod.sim.core_time import core_stopwatch
+from decod.sim.kernel import core_stopwatch
 from decod.sim.simulated_peers import SimPeer
 
 SIZES = (2, 4, 8, 16)

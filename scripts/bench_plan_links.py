@@ -44,11 +44,10 @@ from decod.lab.planner.servers.servers_layout import ServedStage, ServersLayout,
 from decod.model.initial_weights import initial_weight  # noqa: E402
 from decod.model.shape import model_shapes  # noqa: E402
 from decod.model.stage import FirstStage, empty_model  # noqa: E402
-from decod.run.batch_config import BatchConfig  # noqa: E402
 from decod.run.model_config import ModelConfig, StagesConfig  # noqa: E402
 from decod.run.protocol_config import NO_AUDITS, ProtocolConfig  # noqa: E402
 from decod.run.run_config import Organisation, RunConfig  # noqa: E402
-from decod.run.training_config import OptimizerConfig  # noqa: E402
+from decod.run.training_config import BatchConfig, OptimizerConfig  # noqa: E402
 from tests.support.cluster import Cluster, Daemon, stage_nodes  # noqa: E402
 from tests.support.history import read_records  # noqa: E402
 from tests.support.network import Network, missing  # noqa: E402

@@ -22,14 +22,13 @@ from decod.lab.planner.organisations.pipeline_time import PipelineClock, TimeOfP
 from decod.lab.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
 from decod.lab.planner.organisations.servers_forecast import servers_forecasts
 from decod.lab.sim.random_hosts import draw_problem
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.run_config import Organisation
+from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import Links, LinkSpec, Site
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import HostSpec, Scenario, sync_of
-from decod.sim.simulated_patience import patient_protocol
+from decod.sim.scenario import HostSpec, Scenario, patient_protocol, sync_of
 from decod.sim.simulation import Simulation
 
 ERROR_MAX = 0.15

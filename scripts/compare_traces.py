@@ -35,8 +35,11 @@ from decod.sim.invariants import InvariantViolation
 from decod.sim.scenario import LinkFaults
 from decod.sim.simulation import Simulation
 from decod.sim.elections import election_storm
-from decod.sim.servers_storm import servers_storm
 from decod.sim.storm import local_storm, storm_scenario
+try:
+    from decod.sim.storm import servers_storm
+except ImportError:  # An earlier commit.
+    from decod.sim.servers_storm import servers_storm
 storms = {"any": storm_scenario, "local": local_storm, "servers": servers_storm}
 drawn = {**storms, "elections": election_storm}[sys.argv[1]]
 for line in sys.stdin:

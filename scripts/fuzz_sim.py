@@ -34,8 +34,7 @@ from decod.lab.sim.layouts import with_routing  # noqa: E402
 from decod.protocol.flows.registry import ROUTINGS  # noqa: E402
 from decod.sim.elections import election_storm  # noqa: E402
 from decod.sim.scenario import Scenario  # noqa: E402
-from decod.sim.servers_storm import servers_storm  # noqa: E402
-from decod.sim.storm import local_storm, storm_scenario, weather  # noqa: E402
+from decod.sim.storm import local_storm, servers_storm, storm_scenario, weather  # noqa: E402
 from tests.support.mutations import MUTATIONS, notice  # noqa: E402
 from tests.support.servers_mutations import SERVERS_MUTATIONS  # noqa: E402
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from decod.data.dataset import Dataset
     from decod.data.index import Index
     from decod.data.tokenizer import Tokenizer
-    from decod.run.batch_config import BatchConfig
+    from decod.run.training_config import BatchConfig
 
 _SHOWN_MAX_CHARS = 500
 """How much of a document is shown."""

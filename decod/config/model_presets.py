@@ -10,9 +10,9 @@ from typing import Final
 
 from decod.config.needs import stage_needs
 from decod.config.schema import count_parameters
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
 from decod.run.run_config import RunConfig
+from decod.run.training_config import BatchConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

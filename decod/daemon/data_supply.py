@@ -35,7 +35,7 @@ from decod.net.block_transfer import BlockRequest, fetch_block
 from decod.objects import StoreError
 from decod.protocol.core.jobs import BaseJob, Embed, GiveBlock
 from decod.protocol.core.view import Member
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from decod.tasks import Backoff, TaskSet, in_thread
 from decod.texts import size_text
 

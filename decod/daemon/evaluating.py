@@ -23,7 +23,7 @@ from decod.data.corpus import open_corpus
 from decod.data.dataset import Dataset
 from decod.errors import DataError, DecodError
 from decod.journal.run_progress import RunProgress
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from decod.tasks import in_thread
 from decod.texts import clip, why_of
 

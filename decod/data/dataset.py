@@ -42,7 +42,7 @@ from decod.data.tokenizer import (
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.objects import ObjectFolder, StoreError, patiently
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 
 # Luby and Rackoff need 4 rounds for a strong pseudorandom permutation; twice that is still only
 # microseconds, and evens out small domains, whose halves have few bits.

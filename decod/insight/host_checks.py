@@ -26,8 +26,8 @@ from decod.exit_codes import ExitCode
 from decod.files import read_beginning
 from decod.journal.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
 from decod.membership.certificates import CLOCK_TOLERANCE_S
-from decod.run.batch_config import BatchConfig
 from decod.run.run_config import RunConfig
+from decod.run.training_config import BatchConfig
 from decod.texts import why_of
 from decod.train.checkpoint.stage_states import KEPT_PER_STAGE
 

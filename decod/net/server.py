@@ -67,9 +67,8 @@ from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.stopwatch import Stopwatch
 from decod.wall_clock import wall_clock
 from decod.wire import codec, validate
-from decod.wire.codec import Decoded
+from decod.wire.codec import Decoded, Header, envelopes_of, read_envelope, read_header
 from decod.wire.frame import split_head
-from decod.wire.reading import Header, envelopes_of, read_envelope, read_header
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 
 _log = logging.getLogger(__name__)

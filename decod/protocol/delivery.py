@@ -111,8 +111,7 @@ class Delivery:
     def banned(self, now_s: float, bans: BanList, teller: NodeId) -> list[Effect]:
         """There is a list of bans, from another node or this node's host. A later one counts."""
         own = self._context.node_id
-        known = self._context.bans
-        if bans.version <= known.version:
+        if bans.version <= self._context.bans.version:
             return []
         if self._context.view.leader in bans.banned:
             return self._bans.contest(now_s, bans)

@@ -81,7 +81,7 @@ from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.leadership import FOR_LEADERSHIP, Fate, Leadership
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.forwarding import Forwarding
-from decod.protocol.state.kept_states import inventory
+from decod.protocol.state.rollback import inventory
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.strategy import Strategy, StrategyFactory
@@ -212,7 +212,7 @@ class NodeMachine:
             bans=identity.bans,
         )
         make = strategy or _STRATEGIES[run.organisation]
-        self.strategy = make(self.context, identity.role, rng=rng)
+        self.strategy = make(self.context, identity.role, rng)
         self.forwarding = Forwarding(self.context)
         self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
         self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.errors import ConfigError
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.run.training_config import (
     ActivationsConfig,
+    BatchConfig,
     OptimizerConfig,
     ReductionConfig,
     ServersConfig,

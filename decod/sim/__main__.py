@@ -17,9 +17,8 @@ from decod.sim.scenario import (
     Scenario,
     sync_of,
 )
-from decod.sim.servers_storm import servers_storm
 from decod.sim.simulation import Result, Simulation
-from decod.sim.storm import storm_scenario
+from decod.sim.storm import servers_storm, storm_scenario
 
 _STORMS = {"storm": storm_scenario, "elections": election_storm, "servers_storm": servers_storm}
 """Options that take the seed of a run in bad weather, and what draws it."""

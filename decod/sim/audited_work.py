@@ -18,8 +18,14 @@ from decod.protocol.core.fingerprints import ERROR_MAX, NUM_SUMS, Sketch
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import Hashed, Subject, subject_of
-from decod.sim.averages import AveragedPart, GradientPart, MisuseError, num_in
-from decod.sim.blobs import SimulatedState, manifest_of
+from decod.sim.averages import (
+    AveragedPart,
+    GradientPart,
+    MisuseError,
+    SimulatedState,
+    manifest_of,
+    num_in,
+)
 from decod.sim.profile import Activation, Content, Gradient
 
 _FALSE = -1
@@ -36,7 +42,7 @@ class SimulatedWitness:
         self.is_stale = False
         """Some activations and gradients are those of before."""
         self.accuses = False
-        """It says so of those of others."""
+        """The host says so of those of others."""
         self.spoils_means = False
         """The means of what others have contributed are false, and nothing else."""
         self._beside = -1

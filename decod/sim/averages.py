@@ -3,13 +3,45 @@
 A part of the simulated compute process (`decod.sim.simulated_compute`).
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
+from decod.protocol.core.jobs import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedState:
+    """Parameters and optimizer state of a stage."""
+
+    stage_index: int
+    iteration: int
+    parameter_hash: str
+    with_optimizer: bool = True
+    """The whole state, and not only the parameters."""
+    weights: str = ""
+    pending: str = ""
+    """Of a whole state where steps are late: the parameters, and what the next step comes from."""
+
+
+def manifest_of(blob: SimulatedState) -> str:
+    """Return the description of a state, as JSON."""
+    return json.dumps(
+        {
+            "stage_index": blob.stage_index,
+            "iteration": blob.iteration,
+            "parameter_hash": blob.parameter_hash,
+            "with_optimizer": blob.with_optimizer,
+            "weights": blob.weights,
+            "pending": blob.pending,
+        }
+    )
+
 
 Counts = tuple[tuple[MicrobatchId, int], ...]
 """A multiset of microbatches in canonical order."""
@@ -31,7 +63,7 @@ class GradientPart:
     source: int = 0
     """The node's device."""
     false: bool = field(default=False, compare=False)
-    """Its host lies: it is not the sum of its gradients."""
+    """The host lies: the part is not the sum of its gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +79,7 @@ class AveragedPart:
     sources: frozenset[int] = frozenset()
     """The devices whose sums are in it."""
     told: float = field(default=0.0, compare=False)
-    """What its sketch says; see `decod.sim.audited_work`."""
+    """What the part's sketch says; see `decod.sim.audited_work`."""
 
 
 def canonical(sums: Counter[MicrobatchId]) -> Counts:
@@ -155,3 +187,46 @@ def check_means(job: jobs.Gather, inputs: Sequence[object]) -> None:
             raise MisuseError(f"{job} with {content} as mean {part}")
     if not inputs or job.num_parts not in (0, len(inputs)):
         raise MisuseError(f"{job} with {len(inputs)} means")
+
+
+@dataclass(slots=True)
+class LateSteps:
+    """What a device holds after its last commit. The joint hash of it is voted on."""
+
+    weights: str = ""
+    """Hash of the parameters."""
+    pending: str = ""
+    """Hash of the average that the next step comes from. Empty: of none."""
+    ahead: int = 0
+    """The iteration whose step is known beforehand. 0: of none."""
+
+    def begin(self, weights: str, pending: str = "") -> None:
+        """Hold something else from now on."""
+        self.weights = weights
+        self.pending = pending
+        self.ahead = 0
+
+    @property
+    def next_weights(self) -> str:
+        """Hash of the parameters after the next iteration."""
+        if not self.pending:
+            return self.weights
+        return hashlib.sha256(f"{self.weights} {self.pending}".encode()).hexdigest()
+
+    def snapshot(self, job: Snapshot, blob: SimulatedState) -> SimulatedState:
+        """Return what a job copies.
+
+        Args:
+            job: The job.
+            blob: What it would copy if steps were not late.
+
+        Raises:
+            MisuseError: Nothing is known beforehand.
+        """
+        if job.ahead and self.ahead != blob.iteration + 1:
+            raise MisuseError(f"{job} when {blob.iteration} iterations are committed")
+        if job.ahead:
+            return replace(blob, iteration=blob.iteration + 1, parameter_hash=self.next_weights)
+        if not job.with_optimizer:
+            return replace(blob, parameter_hash=self.weights)
+        return replace(blob, weights=self.weights, pending=self.pending)

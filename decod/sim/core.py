@@ -20,7 +20,7 @@ from decod.protocol.core.context import (
 )
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import Event, Received
-from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
 from decod.protocol.core.messages.routing_messages import RoutingMessage
 from decod.protocol.core.view import Reach, Role, View, tree_place
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlow, RelayFlows
@@ -143,7 +143,7 @@ class NodeProgress(NamedTuple):
     """Term of its view."""
     iteration: Iteration
     leads: bool
-    """Whether it leads that term."""
+    """Whether the node leads that term."""
     in_view: bool
 
 
@@ -394,7 +394,11 @@ class InstalledFlows:
         return self._quietly(effects)
 
     def _quietly(self, effects: list[Effect]) -> list[Effect]:
-        return [e for e in effects if not (isinstance(e, Send) and _about_flows(e.message))]
+        return [
+            effect
+            for effect in effects
+            if not (isinstance(effect, Send) and isinstance(effect.message, _FLOW_MESSAGES))
+        ]
 
     def _fill(self, flows: RelayFlows | DataFlows) -> None:
         me = self.wrapped.identity.node_id
@@ -427,10 +431,6 @@ class InstalledFlows:
         return machine.step(now_s, Received(machine.identity.node_id, answer))
 
 
-def _about_flows(message: Message) -> bool:
-    return isinstance(message, _FLOW_MESSAGES)
-
-
 class Wait(Enum):
     """The condition that a leader says it waits for."""
 
@@ -445,7 +445,7 @@ class LeadershipPart:
 
     in_view: bool
     place: tuple[int, Iteration, int]
-    """Its view's term, its iteration and its view's version."""
+    """The term of the node's view, its iteration and its view's version."""
     members: tuple[NodeId, ...]
     electors: tuple[NodeId, ...]
     """Electors of the last committed view."""

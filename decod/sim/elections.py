@@ -9,10 +9,9 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
-from decod.run.training_config import OptimizerConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
 from decod.sim.profile import ComputeProfile

@@ -8,9 +8,8 @@ from itertools import product
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import StopReason
 from decod.sim.audited_work import SimulatedWitness
-from decod.sim.churn import Churn, Instants
 from decod.sim.core import ends_run, place_of, stage_peers, with_ban
-from decod.sim.scenario import Cut, FaultKind, HostFault, Scenario
+from decod.sim.scenario import Churn, Cut, FaultKind, HostFault, Instants, Scenario
 from decod.sim.simulated_host import SimHost, World
 
 _RETURN_S = 2.0

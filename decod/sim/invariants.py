@@ -40,7 +40,6 @@ from decod.protocol.flows.negotiation.draft import DraftMessage
 from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.averages import Counts
-from decod.sim.batch_shares import ShareChecker
 from decod.sim.core import (
     FlowTable,
     NodeProgress,
@@ -50,12 +49,11 @@ from decod.sim.core import (
     stage_peers,
     view_of,
 )
-from decod.sim.forks import Commits, Decisions, missed
+from decod.sim.invariant_checks import Commits, DataChecker, Decisions, ShareChecker, missed
+from decod.sim.kernel import Trace
 from decod.sim.profile import ComputeProfile
 from decod.sim.simulated_compute import SimulatedStep
-from decod.sim.simulated_data import DataChecker
 from decod.sim.simulated_host import SimHost, World
-from decod.sim.trace import Trace
 from decod.sim.traffic import Traffic
 
 _FLOWLESS = frozenset(
@@ -466,8 +464,7 @@ class Checker:
 
     def _check_loss(self, host: SimHost, message: msg.Open) -> None:
         iteration = message.closed.number
-        era = message.closed.era
-        known = self._iterations.get((era, iteration))
+        known = self._iterations.get((message.closed.era, iteration))
         again = known is not None and known.again is not None
         first = self._losses.get(iteration, message.loss)
         if again and first != message.loss:

@@ -52,7 +52,7 @@ class NodeCost:
     num_control: float
     """Control messages sent, admission included."""
     control_bytes: float
-    """What they take on the wire."""
+    """What control messages take on the wire."""
     num_events: float
     """Events that its core takes in."""
     core_s: float
@@ -220,12 +220,8 @@ class Meter:
 
     def _throw_away(self, host: SimHost) -> float:
         spent_s = sum(self._spent_s.pop(host.name, {}).values())
-        self._waste(spent_s)
+        self._tallies[self._num_committed + 1].wasted_s += spent_s
         return spent_s
-
-    def _waste(self, duration_s: float) -> None:
-        """Count a duration as wasted in the iteration in progress."""
-        self._tallies[self._num_committed + 1].wasted_s += duration_s
 
 
 def _iteration(message: Message) -> int:

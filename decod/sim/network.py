@@ -1,4 +1,4 @@
-"""Simulated links: latency, bandwidth and order, and on request loss, repeats and delay.
+"""Simulated links and their measurement: latency, bandwidth and order; on request also faults.
 
 The network keeps the real transport's promises. Control messages of one ordered pair keep their
 order. So do its tensors, which share the pair's bandwidth one after another. Control messages and
@@ -9,14 +9,142 @@ under faults, twice), or it is reported as failed. Only a dead sender gets no re
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Protocol
 
-from decod.protocol.core.events import Fault
+from decod.ids import NodeId
+from decod.planner.cost import transfer_rate
+from decod.protocol.core.effects import ProbeLink
+from decod.protocol.core.events import Fault, LinkMeasured
 from decod.sim.kernel import Kernel, seeded
-from decod.sim.shared_lines import SharedLines
+
+_SETTLE_S = 1e-3
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """One direction of a site's connection."""
+
+    rate_bytes_per_s: float
+    loads: "dict[_Load, None]" = field(default_factory=dict)
+
+    @property
+    def share_bytes_per_s(self) -> float:
+        return self.rate_bytes_per_s / len(self.loads)
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    """A tensor on its way."""
+
+    lines: tuple[_Line, ...]
+    left_bytes: float
+    rate_max_bytes_per_s: float
+    since_s: float
+    """When `left_bytes` was true."""
+    sent: Callable[[], None]
+    late: Callable[[], None]
+    rate_bytes_per_s: float = 0.0
+    num_plans: int = 0
+    """Grows with every change of the rate, which voids the end that was planned before."""
+    ended: bool = False
+
+
+class SharedLines:
+    """Carries tensors between sites in virtual time.
+
+    A sender that dies occupies its line until its tensors would have been sent.
+
+    A tensor between two sites goes out by the one connection and in by the other. It travels at the
+    lower of its two shares. What a tensor does not use of a share is not given to others, so rates
+    are never too high. Rates settle a moment after tensors begin and end, because many do so
+    together.
+    """
+
+    def __init__(self, kernel: Kernel, sites: "Iterable[Site]") -> None:
+        self._kernel = kernel
+        self._lines: dict[str, tuple[_Line, _Line]] = {}
+        """Up and down, by host."""
+        for site in sites:
+            lines = _Line(site.up_bytes_per_s), _Line(site.down_bytes_per_s)
+            self._lines.update(dict.fromkeys(site.hosts, lines))
+        self._changed: dict[_Line, None] = {}
+
+    def between(self, sender: str, receiver: str) -> tuple[_Line, ...]:
+        """Return the lines that a tensor takes. Empty: it uses no shared line."""
+        here = self._lines.get(sender)
+        there = self._lines.get(receiver)
+        if here is there:
+            return ()
+        up = () if here is None else here[:1]
+        down = () if there is None else there[1:]
+        return (*up, *down)
+
+    def carry(
+        self,
+        lines: tuple[_Line, ...],
+        size_bytes: int,
+        *,
+        least_s: float,
+        limit_s: float,
+        sent: Callable[[], None],
+        late: Callable[[], None],
+    ) -> None:
+        """Carry a tensor.
+
+        Args:
+            lines: That it takes.
+            size_bytes: Its size.
+            least_s: What it would take if it shared no line.
+            limit_s: After which it is given up.
+            sent: Called when its last byte has left.
+            late: Called instead if it is given up.
+        """
+        load = _Load(lines, size_bytes, size_bytes / least_s, self._kernel.now_s, sent, late)
+        for line in lines:
+            line.loads[load] = None
+        self._change(lines)
+        self._kernel.after(limit_s, self._give_up, load)
+
+    def _change(self, lines: tuple[_Line, ...]) -> None:
+        if not self._changed:
+            self._kernel.after(_SETTLE_S, self._settle)
+        self._changed.update(dict.fromkeys(lines))
+
+    def _settle(self) -> None:
+        """Give every tensor on a line that has changed its new rate."""
+        loads = dict.fromkeys(load for line in self._changed for load in line.loads)
+        self._changed.clear()
+        now_s = self._kernel.now_s
+        for load in loads:
+            shares = [line.share_bytes_per_s for line in load.lines]
+            rate = min(load.rate_max_bytes_per_s, *shares)
+            if rate != load.rate_bytes_per_s:
+                load.left_bytes -= load.rate_bytes_per_s * (now_s - load.since_s)
+                load.rate_bytes_per_s = rate
+                load.since_s = now_s
+                load.num_plans += 1
+                left_s = max(load.left_bytes, 0.0) / rate
+                self._kernel.after(left_s, self._through, load, load.num_plans)
+
+    def _through(self, load: _Load, plan: int) -> None:
+        if plan == load.num_plans and not load.ended:
+            self._end(load)
+            load.sent()
+
+    def _give_up(self, load: _Load) -> None:
+        if not load.ended:
+            self._end(load)
+            load.late()
+
+    def _end(self, load: _Load) -> None:
+        load.ended = True
+        for line in load.lines:
+            del line.loads[load]
+        self._change(load.lines)
+
 
 CONTROL_MESSAGE_SIZE_BYTES = 200
 """Size of a control message on a link. It is small against every tensor; only its order matters."""
@@ -401,3 +529,64 @@ class Network:
     def _fail(self, transfer: InFlight, reason: str) -> None:
         if transfer.sender.reachable:
             transfer.failed(reason, Fault.LINK)
+
+
+_TIMED_INTERVAL_S = 5.0
+"""Of the control messages to one peer, one in this time is timed. A daemon times every small one;
+here that would nearly double the events."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTrips:
+    """Decides which control messages of a host are timed."""
+
+    kernel: Kernel
+    measured: Callable[[LinkMeasured], None]
+    _timed_s: dict[NodeId, float] = field(default_factory=dict)
+
+    def timed(self, to: NodeId) -> Callable[[float], None] | None:
+        """Return the callback for a message's duration, or None if the message is not timed."""
+        now_s = self.kernel.now_s
+        if now_s - self._timed_s.get(to, -_TIMED_INTERVAL_S) < _TIMED_INTERVAL_S:
+            return None
+        self._timed_s[to] = now_s
+        return partial(self._end, to)
+
+    def _end(self, to: NodeId, duration_s: float) -> None:
+        self.measured(LinkMeasured(to, latency_s=duration_s / 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One probe. It ends in one call of `ended`, unless the sender dies."""
+
+    effect: ProbeLink
+    network: Network
+    sender: Endpoint
+    receiver: Endpoint | None
+    ended: Callable[[LinkMeasured], None]
+
+    def start(self) -> None:
+        """Time the empty exchange."""
+        self.network.send_control(self._transfer(0, self._transfer_bytes))
+
+    def _transfer_bytes(self, trip_s: float) -> None:
+        def sent(duration_s: float) -> None:
+            size_bytes = self.effect.size_bytes
+            latency_s = trip_s / 2
+            rate = transfer_rate(size_bytes, duration_s=duration_s, latency_s=latency_s)
+            self.ended(LinkMeasured(self.effect.to, latency_s, rate))
+
+        self.network.send_tensor(self._transfer(self.effect.size_bytes, sent))
+
+    def _transfer(self, size_bytes: int, sent: Callable[[float], None]) -> InFlight:
+        return InFlight(
+            self.sender, self.receiver, size_bytes, delivered=_nothing, sent=sent, failed=self._fail
+        )
+
+    def _fail(self, _reason: str, _fault: Fault) -> None:
+        self.ended(LinkMeasured(self.effect.to))
+
+
+def _nothing() -> None:
+    """Do nothing: nobody looks at the bytes of a probe."""

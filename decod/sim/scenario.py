@@ -4,9 +4,12 @@ A scenario is plain data. The same scenario gives the same run to the last line 
 be written as a command line, so one pasted line repeats a failure.
 """
 
+import itertools
+import random
 import re
 import shlex
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
@@ -17,15 +20,105 @@ from typing_extensions import override
 from decod.compression.plan import Method
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.run.run_config import Organisation, RunConfig
-from decod.run.training_config import OptimizerConfig, ServersConfig, SyncConfig, SyncMethod
-from decod.sim.churn import Churn
+from decod.run.training_config import (
+    BatchConfig,
+    OptimizerConfig,
+    ServersConfig,
+    SyncConfig,
+    SyncMethod,
+)
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links
 from decod.sim.profile import ComputeProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Churn:
+    """A relay crashes or comes back in an iteration.
+
+    The draw fixes the relay, the iteration and the share of the iteration's length. It does not
+    depend on how a run goes. Runs of the same seed therefore meet the same losses under every
+    policy, even if their iterations differ in length. The first iteration has no churn, because the
+    length of an iteration is still unknown.
+
+    The draw never takes the last relay that surely holds its stage's state: the paper assumes that
+    "at least one node remains active per stage". A relay that has come back counts as a holder from
+    the second iteration after its return.
+
+    Source: GWTF, section VI, "Node Crashes", and section VII, "Checkpointing".
+    """
+
+    iteration: int
+    host: str
+    at_ratio: float
+    """When, after the iteration's opening: a share, 0 to 1, of its expected length."""
+    returns: bool
+
+
+def draw_churn(
+    rng: random.Random, stages: Mapping[str, int], *, ratio: float, num_iterations: int
+) -> tuple[Churn, ...]:
+    """Return all crashes and returns of a run, in order.
+
+    Args:
+        rng: Source of all draws.
+        stages: The relays' names, and the stage that each serves while it is up.
+        ratio: Chance, per relay and iteration, that a relay crashes or, if it is gone, comes back.
+        num_iterations: Last iteration to draw for; the first is the second.
+    """
+    holds_from: dict[str, int | None] = dict.fromkeys(stages, 0)
+    drawn: list[Churn] = []
+    for iteration in range(2, num_iterations + 1):
+        found = []
+        for name in rng.sample(sorted(stages), len(stages)):
+            strikes = rng.random() < ratio
+            at_ratio = rng.random()
+            gone = holds_from[name] is None
+            if not strikes or (not gone and not _others(name, iteration, stages, holds_from)):
+                continue
+            holds_from[name] = iteration + 2 if gone else None
+            found.append(Churn(iteration=iteration, host=name, at_ratio=at_ratio, returns=gone))
+        drawn += sorted(found, key=lambda churn: churn.at_ratio)
+    return tuple(drawn)
+
+
+def _others(
+    name: str, iteration: int, stages: Mapping[str, int], holds_from: Mapping[str, int | None]
+) -> Sequence[str]:
+    """Return the other relays that hold the state of a relay's stage."""
+    return [
+        other
+        for other, since in holds_from.items()
+        if other != name and stages[other] == stages[name] and since is not None
+        if since <= iteration
+    ]
+
+
+class Instants:
+    """Turns shares of an iteration into instants, as a run goes on.
+
+    Args:
+        churn: All crashes and returns of the run.
+    """
+
+    def __init__(self, churn: Iterable[Churn]) -> None:
+        self._churn = tuple(churn)
+        self._opened_s: list[float] = []
+
+    def opened(self, now_s: float, iteration: int) -> list[tuple[float, Churn]]:
+        """Return the churn of an iteration that opens now, each with its delay in seconds.
+
+        The expected length of the iteration is the median length of the earlier ones.
+        """
+        self._opened_s.append(now_s)
+        lengths_s = [end_s - begin_s for begin_s, end_s in itertools.pairwise(self._opened_s)]
+        if not lengths_s:
+            return []
+        usual_s = statistics.median(lengths_s)
+        return [(c.at_ratio * usual_s, c) for c in self._churn if c.iteration == iteration]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +304,7 @@ class Scenario:
     seed: int = 0
     """Determines everything random."""
     num_relays: int = 4
-    """They are dealt out over the relay stages in turn. With servers, they are those."""
+    """Relays are dealt out over the relay stages in turn. With servers, the relays are those."""
     num_clients: int = 0
     """Hosts that come and go, and work for the servers of a stage."""
     capacity_min: int = 2
@@ -322,6 +415,7 @@ class Scenario:
             # The nodes do not search for flows that are laid out from outside.
             protocol = replace(protocol, routing="greedy")
         return RunConfig(
+            seed=self.seed,
             organisation=self.organisation,
             num_iterations=self.num_iterations,
             stages=self.stages,
@@ -549,4 +643,22 @@ def rush_scenario(num_volunteers: int, *, num_relay_stages: int, num_iterations:
         join_spread_s=60.0,
         duration_max_s=2000.0,
         protocol=ProtocolConfig(min_nodes_per_stage=1, max_peers_per_stage=3, routing="greedy"),
+    )
+
+
+_PATIENCE_S = 36_000.0
+
+
+def patient_protocol(min_nodes_per_stage: int) -> ProtocolConfig:
+    """Return timeouts that no slow link reaches, for members that keep all activations."""
+    return ProtocolConfig(
+        min_nodes_per_stage=min_nodes_per_stage,
+        complete_timeout_s=_PATIENCE_S,
+        iteration_timeout_s=2 * _PATIENCE_S,
+        heartbeat_interval_s=10.0,
+        heartbeat_timeout_s=30.0,
+        election_timeout_s=60.0,
+        utilisation_interval_s=60.0,
+        keep_max_bytes=1 << 43,
+        snapshot_every_iterations=0,
     )

@@ -22,21 +22,23 @@ from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.job_codec import methods_of, runs
 from decod.protocol.core.jobs import AverageKind, Job, JobResult
+from decod.run.run_config import RunConfig
 from decod.sim.audited_work import SimulatedWitness
 from decod.sim.averages import (
     Counts,
     GradientPart,
+    LateSteps,
     MisuseError,
+    SimulatedState,
     agreed_counts,
     canonical,
     check_means,
     check_missed,
+    manifest_of,
     most_of,
     parts_of,
     reduced,
 )
-from decod.sim.blobs import SimulatedState, manifest_of
-from decod.sim.late_steps import LateSteps
 from decod.sim.profile import Activation, Content, Gradient
 
 _T = TypeVar("_T")
@@ -96,40 +98,23 @@ class StageModel:
     """The state of one compute process: its stage, held microbatches and gradient sum.
 
     Args:
-        seed: The run's seed. It determines each stage's initial parameters.
-        num_stages: All stages: the data nodes' stage 0 and the relays' stages.
-        clips: Whether steps scale the gradient by its norm over all stages.
-        steps_locally: Whether nodes step by themselves, and average how far they have come.
-        num_fragments: Parts of the parameters that are averaged in turn.
-        delay: Iterations by which a step is late.
+        run: The run's settings. Their seed determines each stage's initial parameters.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        num_stages: int,
-        clips: bool = False,
-        steps_locally: bool = False,
-        num_fragments: int = 1,
-        delay: int = 0,
-    ) -> None:
-        self._seed = seed
-        self._delay = delay
+    def __init__(self, run: RunConfig) -> None:
+        self._run = run
+        self._num_stages = run.stages.num_relay_stages + 1
         self.is_client = False
         """The host holds parameters only."""
         self._late = LateSteps()
-        self._num_stages = num_stages
-        self._clips = clips
-        self._steps_locally = steps_locally
         self._source = next(_SOURCES)
         self.stage_index = -1
         self.iteration = self.anchor = 0
         """The last committed iteration, and the last with an average."""
-        self.learnt = [Counter[MicrobatchId]() for _ in range(num_fragments)]
+        self.learnt = [Counter[MicrobatchId]() for _ in range(run.sync.fragments)]
         """What this node has trained on by itself since each fragment's last average."""
         self.sending: Counts = ()
-        """What it puts into the average that travels."""
+        """What this node puts into the average that travels."""
         self.parameter_hash = ""
         self.proposed: SimulatedStep | None = None
         self.held: dict[MicrobatchId, _Held] = {}
@@ -168,7 +153,7 @@ class StageModel:
         self._forget()
         self.stage_index = job.stage_index
         self._begin_at(0)
-        self.parameter_hash = _sha256(f"seed {self._seed} stage {job.stage_index}")
+        self.parameter_hash = _sha256(f"seed {self._run.seed} stage {job.stage_index}")
         self._late.begin(self.parameter_hash)
         return JobOutcome(jobs.Built(self.parameter_hash))
 
@@ -179,7 +164,7 @@ class StageModel:
             raise MisuseError(f"{job}: a client has nothing to give")
         place = self.stage_index, self.anchor, self.parameter_hash
         blob = SimulatedState(*place, job.with_optimizer)
-        blob = self._late.snapshot(job, blob) if self._delay else blob
+        blob = self._late.snapshot(job, blob) if self._run.delay else blob
         return JobOutcome(jobs.SnapshotTaken(blob.iteration, manifest_of(blob)), (blob,))
 
     @runs(jobs.Load)
@@ -200,7 +185,7 @@ class StageModel:
     @runs(jobs.ReturnToAnchor)
     def _return_to_anchor(self, job: Job, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        if not self._steps_locally:
+        if not self._run.sync.steps_locally:
             raise MisuseError(f"{job}: it has learnt nothing by itself")
         self._forget()
         self._begin_at(self.anchor)
@@ -313,7 +298,7 @@ class StageModel:
         if microbatch in self.held or microbatch in self.sums:
             raise MisuseError(f"{job}, but this microbatch is here already")
         # A deferred microbatch keeps the iteration that it was drawn for in its id.
-        if microbatch.iteration > self.iteration + 1 and not self._steps_locally:
+        if microbatch.iteration > self.iteration + 1 and not self._run.sync.steps_locally:
             raise MisuseError(f"{job} when {self.iteration} iterations are committed")
 
     def _check_held(self, job: Job, microbatch: MicrobatchId, stage: _Held) -> None:
@@ -339,7 +324,7 @@ class StageModel:
             check_means(job, inputs)
         else:
             _no_input(job, inputs)
-        if num_parts < 1 and not self._steps_locally:
+        if num_parts < 1 and not self._run.sync.steps_locally:
             raise MisuseError(f"gather in {num_parts} parts")
         ahead = job.kind is AverageKind.AHEAD
         counts = self.sending if ahead else self._contribution(job.spec.fragment)
@@ -368,7 +353,7 @@ class StageModel:
     @runs(jobs.Square)
     def _square(self, job: jobs.Square, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        if not self._clips or self.sums.total() != job.weights_total:
+        if not self._run.clips or self.sums.total() != job.weights_total:
             raise MisuseError(f"{job} on {self.sums.total()} microbatches")
         return JobOutcome(jobs.Squared(self._square_sum(job.weights_total)))
 
@@ -377,7 +362,7 @@ class StageModel:
 
         A total that lacks a stage, or counts one twice, is then visibly wrong.
         """
-        return 4.0**self.stage_index * num_microbatches if self._clips else 0.0
+        return 4.0**self.stage_index * num_microbatches if self._run.clips else 0.0
 
     @runs(jobs.Propose)
     def _propose(self, job: jobs.Propose, inputs: tuple[Content, ...]) -> JobOutcome:
@@ -385,8 +370,8 @@ class StageModel:
             raise MisuseError(f"{job}: a client has no optimizer")
         if self.proposed is not None:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
-        _check_next(job, self.iteration, steps_locally=self._steps_locally)
-        _check_norm(job, self._num_stages, clips=self._clips)
+        _check_next(job, self.iteration, steps_locally=self._run.sync.steps_locally)
+        _check_norm(job, self._num_stages, clips=self._run.clips)
         ahead = inputs[: job.num_ahead]
         own = inputs[job.num_ahead :]
         contributed = self._contribution(job.spec.fragment)
@@ -408,18 +393,18 @@ class StageModel:
         shared = len(inputs) > 1
         rot = self.rotten if shared else ""
         self.rotten = "" if shared else self.rotten
-        norm = f" {job.gradient_norm}" if self._clips else ""
+        norm = f" {job.gradient_norm}" if self._run.clips else ""
         parameter_hash = _sha256(f"{self.parameter_hash} {text} {job.weights_total}{norm}{rot}")
-        if not text and self._steps_locally:
+        if not text and self._run.sync.steps_locally:
             parameter_hash = self.parameter_hash
         weights = pending = ""
-        if self._delay:
+        if self._run.delay:
             weights = self._late.next_weights
             pending = _sha256(f"{text}{norm}{rot}")
             parameter_hash = _sha256(f"{weights} {pending}")
         step = (job.iteration, counts, job.weights_total, parameter_hash)
         self.proposed = SimulatedStep(*step, weights, pending)
-        if self._steps_locally:
+        if self._run.sync.steps_locally:
             self.proposed = replace(
                 self.proposed,
                 counts=canonical(self.sums),
@@ -435,9 +420,9 @@ class StageModel:
     @runs(jobs.StepLocally)
     def _step_locally(self, job: jobs.StepLocally, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        if self.proposed is not None or not self._steps_locally:
+        if self.proposed is not None or not self._run.sync.steps_locally:
             raise MisuseError(f"{job} when {self.proposed} is proposed")
-        _check_next(job, self.iteration, steps_locally=self._steps_locally)
+        _check_next(job, self.iteration, steps_locally=self._run.sync.steps_locally)
         counts = canonical(self.sums)
         parameter_hash = self.parameter_hash
         self.proposed = SimulatedStep(job.iteration, counts, -1, parameter_hash)
@@ -482,7 +467,7 @@ class StageModel:
     @runs(jobs.StepAhead)
     def _step_ahead(self, job: jobs.StepAhead, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        if self.is_client or not self._delay or job.iteration != self.iteration + 1:
+        if self.is_client or not self._run.delay or job.iteration != self.iteration + 1:
             raise MisuseError(f"{job} when {self.iteration} iterations are committed")
         self._late.ahead = job.iteration
         return JobOutcome(jobs.Nothing())

@@ -59,7 +59,7 @@ class Device:
         self._patience = Patience(protocol)
         self._hung = False
         self.sleeps = True
-        """Whether it stands still when its host's node does."""
+        """Whether the device stands still when its host's node does."""
         self._life = 0
         """Grows with every start and end of the process, which voids everything planned before."""
         self.num_microbatch_jobs = 0
@@ -95,7 +95,8 @@ class Device:
 
     @property
     def hopes(self) -> bool:
-        """Whether it hangs in a job that may take long, as loading may: its node waits for it."""
+        """Whether the device hangs in a job that may take long, as loading may: its node waits for
+        it."""
         return self._hung and bool(self._jobs) and math.isinf(self._patience.late_s)
 
     def hang(self) -> None:

@@ -24,18 +24,13 @@ from decod.protocol.core.messages.scopes import Way
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.audited_work import proven, with_digest
 from decod.sim.averages import MisuseError
-from decod.sim.clock import HostClock
 from decod.sim.core import Machine, term_of, with_ban, without
-from decod.sim.disk import Disk
-from decod.sim.kernel import Kernel
-from decod.sim.network import InFlight, Network
-from decod.sim.probe import Probe, RoundTrips
-from decod.sim.profile import ComputeProfile, Content
+from decod.sim.kernel import HostClock, Kernel
+from decod.sim.network import InFlight, Network, Probe, RoundTrips
+from decod.sim.profile import ComputeProfile, Content, TensorTable, wire_bytes
 from decod.sim.simulated_compute import SimulatedStep, StageModel
 from decod.sim.simulated_device import Device
-from decod.sim.sizes import wire_bytes
-from decod.sim.state_transfers import States
-from decod.sim.tensors import TensorTable
+from decod.sim.state_transfers import Disk, States
 
 _SPIN_LIMIT = 1000
 """A machine is stuck after this many deadlines in a row at one instant."""
@@ -485,8 +480,7 @@ class SimHost:
             self.tensors.end_send(effect.tensor)
             kept = effect.tensor if effect.tensor in self.tensors else None
             to = effect.to
-            message = effect.message
-            self.deliver(ev.SendFailed(to, message, reason, kept, effect.way, fault))
+            self.deliver(ev.SendFailed(to, effect.message, reason, kept, effect.way, fault))
 
     def _free(self, effect: fx.FreeTensor) -> None:
         self.tensors.free(effect.tensor, effect)

@@ -3,12 +3,14 @@
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from decod.errors import ConfigError
 from decod.ids import NodeId
+from decod.planner.cost import Link, link_cost_s
+from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.bans import BanList
@@ -29,16 +31,84 @@ from decod.sim.core import (
 )
 from decod.sim.injection import Injection
 from decod.sim.invariants import Checker, InvariantViolation
-from decod.sim.kernel import Kernel, seeded
+from decod.sim.kernel import Kernel, Trace, seeded
 from decod.sim.meter import Meter
-from decod.sim.network import Network
-from decod.sim.planned import PlannedRoutes
+from decod.sim.network import LinkSpec, Network
+from decod.sim.profile import ComputeProfile, TensorTable
 from decod.sim.progress import ProgressCheck
 from decod.sim.scenario import Scenario
 from decod.sim.simulated_compute import StageModel
 from decod.sim.simulated_host import SimHost, World
-from decod.sim.tensors import TensorTable
-from decod.sim.trace import Trace
+
+Planner = Callable[[FlowGraph], list[Route]]
+
+
+class PlannedRoutes:
+    """The layout of a run with described hosts, planned anew for every set of members.
+
+    Args:
+        scenario: The hosts, the links between them, and the layout's name.
+        ids: Ids of all hosts, by name.
+
+    Raises:
+        ConfigError: The scenario asks for the exact routing, but its solver is not installed.
+    """
+
+    def __init__(self, scenario: Scenario, ids: Mapping[str, NodeId]) -> None:
+        assert scenario.layout is not None
+        rng = seeded(scenario.seed, "plan")
+        lay_out = scenario.layout.lay_out
+        self._plan: Planner = lambda graph: lay_out(graph, rng)
+        self._graph = true_graph(scenario, ids)
+        self._known: dict[frozenset[NodeId], list[Route]] = {}
+        self.layout([*ids.values()])
+
+    def layout(self, members: Collection[NodeId]) -> Sequence[Route]:
+        """Return all flows among these hosts."""
+        key = frozenset(members)
+        if key not in self._known:
+            nodes = {node_id: self._graph.nodes[node_id] for node_id in sorted(key)}
+            costs = {link: cost for link, cost in self._graph.costs.items() if key.issuperset(link)}
+            self._known[key] = self._plan(FlowGraph(self._graph.num_stages, nodes, costs))
+        return self._known[key]
+
+    def cost(self, path: Sequence[NodeId]) -> float:
+        """Return the cost of a path, in seconds."""
+        return self._graph.path_cost(path)
+
+
+def true_graph(scenario: Scenario, ids: Mapping[str, NodeId]) -> FlowGraph:
+    """Return the graph of a scenario's hosts, with costs by equation (1) in seconds.
+
+    These are the costs that nodes would know if they measured without error. A node deals with
+    every node of an adjacent stage here, not with `protocol.max_peers_per_stage` of them.
+    """
+    nodes = {
+        ids[host.name]: GraphNode(ids[host.name], host.stage_index, host.capacity)
+        for host in scenario.hosts
+    }
+    by_stage: dict[int, list[tuple[str, ComputeProfile]]] = {}
+    for host in scenario.hosts:
+        by_stage.setdefault(host.stage_index, []).append((host.name, host.profile))
+    num_stages = scenario.stages.num_relay_stages
+    costs: dict[tuple[NodeId, NodeId], float] = {}
+    for stage_index in range(num_stages + 1):
+        behind = (stage_index + 1) % (num_stages + 1)
+        for here, mine in by_stage[stage_index]:
+            for there, theirs in by_stage[behind]:
+                costs[ids[here], ids[there]] = link_cost_s(
+                    compute_here_s=mine.pass_s(data=stage_index == 0),
+                    compute_there_s=theirs.pass_s(data=behind == 0),
+                    forth=_link(scenario.links.between(here, there, seed=scenario.seed)),
+                    back=_link(scenario.links.between(there, here, seed=scenario.seed)),
+                    size_bytes=scenario.profile.activation_bytes,
+                )
+    return FlowGraph(num_stages, nodes, costs)
+
+
+def _link(spec: LinkSpec) -> Link:
+    return Link(spec.latency_s, spec.bandwidth_bytes_per_s)
+
 
 _SEARCH_S = 2.0
 """Pause between two searches for the leader."""
@@ -306,17 +376,8 @@ class Simulation:
         return host
 
     def _compute(self, name: str) -> StageModel:
-        scenario = self.scenario
-        run = self.scenario.run
-        model = StageModel(
-            seed=scenario.seed,
-            num_stages=run.stages.num_relay_stages + 1,
-            clips=run.clips,
-            steps_locally=run.sync.steps_locally,
-            num_fragments=run.sync.fragments,
-            delay=run.delay,
-        )
-        model.is_client = scenario.is_client(name)
+        model = StageModel(self.scenario.run)
+        model.is_client = self.scenario.is_client(name)
         return model
 
     def _bans_of(self, host: SimHost) -> BanList:

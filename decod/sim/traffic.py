@@ -24,8 +24,8 @@ from decod.protocol.leadership.election import BEATS_PER_TIMEOUT, DEPUTIES_MAX
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.core import flow_table, place_of, subtree_size, view_of
+from decod.sim.profile import wire_bytes
 from decod.sim.simulated_host import SimHost
-from decod.sim.sizes import wire_bytes
 
 _ADMISSION = frozenset(
     (
@@ -128,7 +128,7 @@ class NodeCounts:
     num_changed: int = 0
     """Members that came, went or changed between its last two commits."""
     life: int = 0
-    """Of its host, at its last commit."""
+    """Of the node's host, at its last commit."""
     asked: Counter[NodeId] = field(default_factory=Counter)
     """Who has asked it for what it has missed, and for how many views that is good."""
     control_per_iteration: list[int] = field(default_factory=list)

@@ -15,7 +15,7 @@ from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.hf_folder import read_weights
 from decod.model.stage import TORCH_DTYPES, empty_model
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from decod.train.model_folder import judge_folder
 
 _ROWS = 4

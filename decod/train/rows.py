@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decod.compression.coding import SCALE_BYTES, BlockCoding, Coding
 from decod.planner.partition import part_sizes
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from torch import Tensor
 from decod.data.block import Block
 from decod.errors import DataError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig
+from decod.run.training_config import BatchConfig
 
 
 class TokenSource(Protocol):

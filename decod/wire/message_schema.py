@@ -34,9 +34,9 @@ class Part:
     struct: "Struct | None" = None
     """The value, or an entry, is a message of its own."""
     optional: bool = False
-    """It may be absent, which stands for None."""
+    """The field may be absent, which stands for None."""
     repeated: bool = False
-    """It is a tuple of entries."""
+    """The field is a tuple of entries."""
     num_min: int = 0
     num_max: int = 1
     unique: tuple[str, ...] | None = None

@@ -16,8 +16,8 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from decod.errors import MalformedMessageError
 from decod.limits import ENTRIES_MAX
+from decod.wire.frame import read_varint
 from decod.wire.message_schema import Part, Struct
-from decod.wire.varint import read_varint
 
 _UNKNOWN_MAX = 16
 """Most unknown fields in one message. A later version may add fields."""
@@ -68,7 +68,7 @@ class Shape:
     kinds: Mapping[int, _Kind] = field(default_factory=dict)
     """The fields by tag, which combines a field's number with its wire type."""
     countable: bool = False
-    """Whether it can hold a repeated field, at any depth."""
+    """Whether the message can hold a repeated field, at any depth."""
 
 
 def shape_of(

@@ -50,10 +50,9 @@ from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.node_machine import NodeMachine
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import SyncConfig, SyncMethod
+from decod.run.training_config import BatchConfig, SyncConfig, SyncMethod
 from decod.wall_clock import wall_clock
 
 RUN_ID = RunId("a" * 26)

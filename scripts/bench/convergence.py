@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from decod.compression.plan import Method
 from decod.config.schema import plans_of, validate
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import OptimizerConfig, Schedule, SyncConfig, SyncMethod
+from decod.run.training_config import BatchConfig, OptimizerConfig, Schedule, SyncConfig, SyncMethod
 
 NUM_REPLICAS = 4
 

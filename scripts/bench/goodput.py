@@ -17,9 +17,9 @@ from typing import Any
 
 from bench.child import BenchError
 from decod.protocol.node_machine import NodeMachine
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario, sync_of

@@ -19,10 +19,9 @@ from decod.data.corpus import library_files
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import OptimizerConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 
 Batch = list[npt.NDArray[np.int64]]

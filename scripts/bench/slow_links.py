@@ -9,13 +9,13 @@ from bench.hosts import Moment
 from bench.job import BATCH, MODEL, NUM_FIRST_BLOCKS, NUM_RELAY_STAGES
 from bench.subject import Sample
 from decod.compression.plan import Method
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,
+    BatchConfig,
     OptimizerConfig,
     SyncConfig,
     SyncMethod,

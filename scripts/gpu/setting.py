@@ -7,8 +7,8 @@ from statistics import median
 
 import torch
 
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype
+from decod.run.training_config import BatchConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from decod.train.checkpoint.room import size_of_folder
 from tests.support.cluster import Cluster, run_decod
 from tests.support.network import Network, missing

@@ -2,8 +2,8 @@
 
 import re
 
-from decod.run.batch_config import BatchConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import BatchConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation

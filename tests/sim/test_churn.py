@@ -9,10 +9,9 @@ import pytest
 from decod.lab.sim.cluster import Cluster, Peer, Trip
 from decod.lab.sim.paper_churn import TABLES, churn_scenario
 from decod.lab.sim.swarm import Closest, Pipelines, Trainers
-from decod.sim.churn import Churn, Instants, draw_churn
 from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures
-from decod.sim.scenario import Scenario
+from decod.sim.scenario import Churn, Instants, Scenario, draw_churn
 
 STAGES = {f"relay-{k}": k % 3 for k in range(9)}
 

@@ -7,16 +7,23 @@ import pytest
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import Job
-from decod.sim.averages import AveragedPart, MisuseError
-from decod.sim.blobs import SimulatedState
+from decod.run.model_config import StagesConfig
+from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerConfig
+from decod.sim.averages import AveragedPart, MisuseError, SimulatedState
 from decod.sim.profile import Activation, ComputeProfile, Content, Gradient
 from decod.sim.simulated_compute import StageModel
 
 M1, M2 = MicrobatchId(1, 0, 0), MicrobatchId(1, 0, 1)
 
 
+def run_of(num_relay_stages: int, *, clip_norm: float = 0.0) -> RunConfig:
+    stages = StagesConfig(num_relay_stages=num_relay_stages)
+    return RunConfig(seed=3, stages=stages, optimizer=OptimizerConfig(clip_norm=clip_norm))
+
+
 def relay(stage_index: int = 1) -> StageModel:
-    compute = StageModel(seed=3, num_stages=3)
+    compute = StageModel(run_of(2))
     compute.run(jobs.Build(stage_index), ())
     return compute
 
@@ -181,7 +188,7 @@ def test_what_is_in_the_sum_can_not_be_dropped() -> None:
 
 def test_nothing_works_before_a_stage_is_built() -> None:
     with pytest.raises(MisuseError, match="before any stage"):
-        StageModel(seed=1, num_stages=2).run(jobs.Reset(), ())
+        StageModel(run_of(1)).run(jobs.Reset(), ())
 
 
 def test_backward_takes_twice_as_long_as_forward_and_parts_share_a_gradient() -> None:
@@ -192,7 +199,7 @@ def test_backward_takes_twice_as_long_as_forward_and_parts_share_a_gradient() ->
 
 
 def test_a_step_is_refused_unless_it_is_taken_with_the_norm_over_all_stages() -> None:
-    compute = StageModel(seed=3, num_stages=3, clips=True)
+    compute = StageModel(run_of(2, clip_norm=1.0))
     compute.run(jobs.Build(1), ())
     fold(compute, M1)
     assert compute.run(jobs.Square(1, 1), ()).result == jobs.Squared(4.0)

@@ -11,16 +11,15 @@ from decod.lab.sim.paper_churn import TABLES, churn_scenario
 from decod.planner.graph import broken_rules
 from decod.protocol.flows.building import DataFlows
 from decod.protocol.node_machine import NodeMachine
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import BatchConfig
 from decod.sim.core import InstalledFlows, Machine
 from decod.sim.meter import mean_figures
 from decod.sim.network import Links, LinkSpec
-from decod.sim.planned import PlannedRoutes, true_graph
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario
-from decod.sim.simulation import Simulation
+from decod.sim.simulation import PlannedRoutes, Simulation, true_graph
 
 PROFILE = ComputeProfile(jitter_ratio=0.0, activation_bytes=1_000_000, parameter_bytes=1000)
 SLOW, FAST = LinkSpec(0.05, 2e6), LinkSpec(0.01, 1e8)

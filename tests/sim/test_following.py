@@ -8,7 +8,7 @@ import pytest
 from decod.protocol.core import effects as fx
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
-from decod.sim.blobs import SimulatedState
+from decod.sim.averages import SimulatedState
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario

@@ -12,8 +12,9 @@ from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.core.messages import ForwardActivation, Message, Ping
-from decod.sim.clock import _STALL_COUNTS_S
-from decod.sim.kernel import Kernel, seeded
+from decod.run.model_config import StagesConfig
+from decod.run.run_config import RunConfig
+from decod.sim.kernel import _STALL_COUNTS_S, Kernel, seeded
 from decod.sim.network import LinkFaults, Links, LinkSpec, Network
 from decod.sim.profile import ComputeProfile
 from decod.sim.simulated_compute import SimulatedStep, StageModel
@@ -67,6 +68,9 @@ class Scripted:
         return [type(event).__name__ for _, event in self.seen]
 
 
+RUN = RunConfig(stages=StagesConfig(num_relay_stages=1))
+
+
 class Pair:
     """Two hosts with scripted machines, on links of 1 s; jobs and tensors take 1 s or so."""
 
@@ -79,7 +83,7 @@ class Pair:
         self.a, self.b = Scripted(), Scripted()
         self.hosts = {}
         for node_id in (A, B):
-            compute = StageModel(seed=1, num_stages=2)
+            compute = StageModel(RUN)
             host = SimHost(node_id, node_id, self.world, compute, rng=seeded(1, node_id))
             self.hosts[node_id] = self.world.hosts[node_id] = host
 

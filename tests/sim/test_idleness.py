@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from decod.run.batch_config import BatchConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import BatchConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 

@@ -6,8 +6,8 @@ import pytest
 
 from decod.protocol.core.view import Reach
 from decod.protocol.node_machine import NodeMachine
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
+from decod.run.training_config import BatchConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
 from decod.sim.storm import weather

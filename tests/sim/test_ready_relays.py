@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
-from decod.run.batch_config import BatchConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import BatchConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import Scenario, sync_of

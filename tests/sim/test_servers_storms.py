@@ -8,9 +8,8 @@ import os
 import pytest
 
 from decod.sim.__main__ import main
-from decod.sim.servers_storm import servers_storm
 from decod.sim.simulation import Simulation
-from decod.sim.storm import weather
+from decod.sim.storm import servers_storm, weather
 from tests.support.mutations import Mutation, notice
 from tests.support.servers_mutations import SERVERS_MUTATIONS
 

@@ -15,9 +15,8 @@ from decod.sim.collaboration import Collaboration, CollaborationSpec
 from decod.sim.elections import election_storm
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import Scenario
-from decod.sim.servers_storm import servers_storm
 from decod.sim.simulation import Simulation
-from decod.sim.storm import local_storm, storm_scenario
+from decod.sim.storm import local_storm, servers_storm, storm_scenario
 
 TABLE = Path(__file__).parent / "traces.txt"
 NUM_SEEDS = 8

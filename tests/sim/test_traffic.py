@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId, RunId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
-from decod.sim.core_time import core_stopwatch
+from decod.run.training_config import BatchConfig
 from decod.sim.elections import election_storm
+from decod.sim.kernel import core_stopwatch
 from decod.sim.meter import NodeCost
+from decod.sim.profile import wire_bytes
 from decod.sim.scenario import Scenario
 from decod.sim.simulation import Simulation
-from decod.sim.sizes import wire_bytes
 from decod.wire import codec
 from tests.support.messages import control_messages
 

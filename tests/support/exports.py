@@ -18,9 +18,9 @@ from decod.data.tokenizer import load_tokenizer
 from decod.ids import RunId
 from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.training_config import BatchConfig
 from tests.support.model_folders import write_folder
 
 MODEL = ModelConfig(

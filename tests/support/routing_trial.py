@@ -19,15 +19,14 @@ from decod.ids import NodeId
 from decod.lab.planner.greedy_routes import greedy_routes
 from decod.lab.planner.optimal import optimal_routes
 from decod.planner.cost import Link, link_cost_s
+from decod.planner.deciding import shortened
 from decod.planner.graph import FlowGraph, GraphNode, Route
-from decod.planner.shortening import shortened
 from decod.protocol.flows.registry import ROUTINGS
 from decod.protocol.flows.searching import SearchingRouting
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import OptimizerConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair
 
@@ -203,7 +202,7 @@ def link_to_slow(rates: Mapping[Pair, float], used: Mapping[Hop, int], factor: f
 
     Flows should leave a link if neither the optimum nor the shortest iteration then uses it, for
     any time of a pass here. Staying must also cost at least a quarter more. This compares mean
-    costs of flows, because there may be fewer flows than microbatches (`planner.shortening`). The
+    costs of flows, because there may be fewer flows than microbatches (`planner.deciding`). The
     fastest such link is chosen so that five iterations are soon over.
     """
     found: list[tuple[float, Hop]] = []

@@ -10,13 +10,13 @@ from decod.protocol.strategy.servers.home import HomeMicrobatches
 from decod.protocol.strategy.servers.placement import Placement
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.servers.worker import Worker
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import Organisation
+from decod.run.training_config import BatchConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario
-from decod.sim.servers_storm import servers_storm
+from decod.sim.storm import servers_storm
 from tests.support.mutations import Mutation
 
 

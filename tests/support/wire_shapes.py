@@ -19,9 +19,8 @@ from decod.protocol.core import messages as m
 from decod.protocol.core.messages import routing_messages as routing
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.wire import codec
-from decod.wire.frame import data_frame
+from decod.wire.frame import data_frame, write_varint
 from decod.wire.v1 import control_pb2, enroll_pb2, membership_pb2, state_pb2, tensor_pb2
-from decod.wire.varint import write_varint
 from tests.support.messages import control_messages
 
 FULL = 4 * MIB

@@ -29,10 +29,9 @@ ENVIRONMENT_READERS = (
 
 # Modules that are started or looked up by name rather than imported.
 ENTRY_POINTS = re.compile(
-    # `instances` draws what tests and benchmarks route, `random_hosts` what they plan;
-    # `decod.sim.core_time` measures.
+    # `instances` draws what tests and benchmarks route, `random_hosts` what they plan.
     r"decod\.(.*\.)?__main__|decod\.(lab\.)?cli\.[a-z_]+|decod\.wire\.v1\..*"
-    r"|decod\.lab\.sim\.(instances|random_hosts)|decod\.sim\.core_time"
+    r"|decod\.lab\.sim\.(instances|random_hosts)"
     # Training scripts import these.
     r"|decod\.optimizer\.(huggingface|lightning)"
 )

@@ -21,9 +21,9 @@ from decod.config.strict import StrictModel, explain, list_model_keys, read_file
 from decod.errors import ConfigError
 from decod.lab.sim.layouts import ROUTING_NAMES, with_routing
 from decod.protocol.flows.registry import ROUTINGS
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import BatchConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, HostSpec, Scenario

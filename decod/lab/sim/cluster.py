@@ -33,12 +33,11 @@ from functools import partial
 from typing import Protocol
 
 from decod.protocol.core.events import Fault
-from decod.sim.churn import Churn, Instants
 from decod.sim.kernel import Kernel
 from decod.sim.meter import IterationFigures
 from decod.sim.network import InFlight, Network
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import Scenario
+from decod.sim.scenario import Churn, Instants, Scenario
 
 
 @dataclass(eq=False, slots=True)

@@ -3,8 +3,8 @@
 The setting has 2 data nodes, and 16 relays in 5 stages; with the data nodes' stage that makes the
 paper's 6. Each data node pushes 4 microbatches per iteration. Relays hold 4 microbatches
 ("homogeneous") or 1 to 3 ("heterogeneous"). In each iteration, each live relay crashes and each
-lost relay comes back with a chance of 0, 10 or 20 % (`decod.sim.churn`). A crashed host vanishes:
-it refuses nothing, and only timeouts reveal the crash.
+lost relay comes back with a chance of 0, 10 or 20 % (`decod.sim.scenario`). A crashed host
+vanishes: it refuses nothing, and only timeouts reveal the crash.
 
 Four policies meet the same hosts, links and losses:
 
@@ -43,15 +43,14 @@ from decod.lab.sim.cluster import Cluster, Policy
 from decod.lab.sim.paper import Progress, Row, make_row
 from decod.lab.sim.paper_training import ACTIVATION_BYTES, HOME, PARAMETER_BYTES, draw_links
 from decod.lab.sim.swarm import Closest, Pipelines, Trainers
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
-from decod.sim.churn import draw_churn
+from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures
 from decod.sim.network import Links
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import HostSpec, Scenario
+from decod.sim.scenario import HostSpec, Scenario, draw_churn
 from decod.sim.simulation import Simulation
 
 NUM_ITERATIONS = 25

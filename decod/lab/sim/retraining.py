@@ -41,13 +41,12 @@ from typing_extensions import override
 from decod.lab.sim.cluster import Cluster, Peer, Trip
 from decod.lab.sim.server_instances import Allocation, Instance
 from decod.lab.sim.swarm import Pipelines
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
-from decod.sim.churn import Churn, Instants
+from decod.run.training_config import BatchConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile
-from decod.sim.scenario import HostSpec, Scenario
+from decod.sim.scenario import Churn, HostSpec, Instants, Scenario
 
 _HOME = "home"
 _FREE = LinkSpec(latency_s=0.0, bandwidth_bytes_per_s=1e15)

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from decod.lab.sim.retraining import server_scenario
 from decod.lab.sim.server_instances import Allocation, Instance
-from decod.sim.simulated_patience import patient_protocol
+from decod.sim.scenario import patient_protocol
 from decod.sim.simulation import Simulation
 
 

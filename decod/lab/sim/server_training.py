@@ -18,8 +18,7 @@ from dataclasses import replace
 from decod.lab.sim.retraining import server_scenario
 from decod.lab.sim.server_instances import Allocation, Instance
 from decod.run.run_config import Organisation
-from decod.sim.scenario import Scenario
-from decod.sim.simulated_patience import patient_protocol
+from decod.sim.scenario import Scenario, patient_protocol
 from decod.sim.simulation import Simulation
 
 _CUT = 4

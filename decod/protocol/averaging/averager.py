@@ -49,7 +49,7 @@ class AveragingState(Enum):
     """Contributions and means are under way."""
     AVERAGED = "averaged"
     OVER = "over"
-    """It has failed, or nobody needs it any longer."""
+    """The average has failed, or nobody needs it any longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Weight:
     num: int
     """Microbatches."""
     digest: int
-    """Of their ids."""
+    """Of the microbatches' ids."""
 
 
 def added(weights: Collection[Weight]) -> Weight:

@@ -89,7 +89,7 @@ class Overlap:
         self.num_late = 0
         """This node's microbatches that it lacks."""
         self._early: deque[Received] = deque()
-        """Their tensors stay with the driver until they are taken up."""
+        """Messages that wait. Their tensors stay with the driver until they are taken up."""
 
     @property
     def settled(self) -> bool:
@@ -329,6 +329,5 @@ class Overlap:
 
     def averaging_failed(self, reason: str) -> list[Effect]:
         """Nobody can have the average."""
-        stage = self._context.member.stage_index
-        note = noted("average.dropped", stage=stage, reason=reason[:200])
+        note = noted("average.dropped", stage=self._context.member.stage_index, reason=reason[:200])
         return [note, *self._is_settled()]

@@ -17,7 +17,7 @@ from dataclasses import replace
 from statistics import median_high
 
 from decod.ids import AveragingId, NodeId
-from decod.planner.part_shares import SHARE_FULL
+from decod.planner.partition import SHARE_FULL
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send

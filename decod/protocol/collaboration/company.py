@@ -110,7 +110,8 @@ class Company:
         self._astray: Height | None = None
         """A state of this peer's, which the run has not come to."""
         self._seeking_s: float | None = None
-        """Since when it looks for somebody who has the run's state. None: it has it, or follows."""
+        """Since when this peer looks for somebody who has the run's state. None: it has it, or
+        follows."""
 
     # --- what others see ----------------------------------------------------------------------
 

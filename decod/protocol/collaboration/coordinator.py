@@ -22,9 +22,10 @@ from enum import Enum
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.averaging.averager import Weight
+from decod.protocol.collaboration.groups import num_rows
 from decod.protocol.collaboration.loading import Past
 from decod.protocol.collaboration.loop import RoundConfig
-from decod.protocol.collaboration.rounds import ROWS, num_rows
+from decod.protocol.collaboration.rounds import ROWS
 from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.events import earliest
 from decod.protocol.core.messages.round_messages import (
@@ -63,7 +64,7 @@ class CoordinatorState(Enum):
     GATHERING = "gathering"
     """Peers work."""
     CLOSING = "closing"
-    """They have been asked to contribute."""
+    """The peers have been asked to contribute."""
     AVERAGING = "averaging"
 
 
@@ -80,7 +81,7 @@ class _Peer:
     samples_per_s: float = 0.0
     awaited: tuple[NodeId, ...] = ()
     late_s: float = 0.0
-    """How late its signs of life have come, of late."""
+    """How late the peer's signs of life have come, of late."""
 
 
 @dataclass(slots=True)
@@ -128,8 +129,8 @@ class Coordinator:
         self._peers = {node_id: own}
         self._attempt: _Attempt | None = None
         self.rests = False
-        """It begins no round: this peer's loop ends it by itself, though others may have come
-        meanwhile, or averages have not left this peer yet."""
+        """The coordinator begins no round: this peer's loop ends it by itself, though others may
+        have come meanwhile, or averages have not left this peer yet."""
         self._num_attempts = 0
         """In the round."""
         self._closing: tuple[AveragingId | None, float] = (None, 0.0)
@@ -415,7 +416,8 @@ class Coordinator:
 
     @property
     def deadline_s(self) -> float:
-        found = earliest(self._standing_s, self._silent_s, self._overdue_s, self._doubted_s)
+        doubted_s = min(map(self._doubt_s, self._awaited), default=None)
+        found = earliest(self._standing_s, self._silent_s, self._overdue_s, doubted_s)
         assert found is not None
         return found
 
@@ -458,10 +460,6 @@ class Coordinator:
             for node in attempt.asked
             if node not in told and node in self._peers and node != self._node_id
         ]
-
-    @property
-    def _doubted_s(self) -> float | None:
-        return min(map(self._doubt_s, self._awaited), default=None)
 
     def overdue(self, now_s: float) -> list[Effect]:
         """Do what is due."""

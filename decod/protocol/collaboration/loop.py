@@ -1,4 +1,4 @@
-"""The settings of a collaborative run, and what a peer's core and its training loop tell."""
+"""The settings of a collaborative run; what passes between a peer's core and its training loop."""
 
 from dataclasses import dataclass
 

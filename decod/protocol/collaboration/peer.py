@@ -110,7 +110,7 @@ class PeerMachine:
         self.compute = ComputeQueue(self.tensors)
         self.past = Past(height, has_state=has_state)
         self._has_begun = has_state
-        """Its loop. A newcomer's waits for the run's state."""
+        """Whether the training loop has begun. A newcomer's waits for the run's state."""
         self.company = Company(node_id, address, self.past, config)
         self.own = OwnWork(node_id, config, self.tensors)
         self.loading = Loading(config, self.tensors)
@@ -195,8 +195,7 @@ class PeerMachine:
         for effect in done:
             if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
                 self.own.goes_on(now_s)
-        num_waiting = self.own.num_waiting
-        done += answered(self._copies, self._applied, self.past, num_waiting=num_waiting)
+        done += answered(self._copies, self._applied, self.past, num_waiting=self.own.num_waiting)
         return done + self.company.use_addresses()
 
     def _follow_up(self, now_s: float) -> list[PeerEffect]:
@@ -335,8 +334,7 @@ class PeerMachine:
         self._applied = max(self._applied, number)
         if not alone:
             return []
-        before = self.past.height
-        self.past.advance(after(before, f"{self.node_id} alone"), num_samples)
+        self.past.advance(after(self.past.height, f"{self.node_id} alone"), num_samples)
         effects: list[PeerEffect] = []
         if self.company.coordinating is not None:
             effects += self.company.coordinating.stepped_alone(now_s)

@@ -15,7 +15,7 @@ from decod.limits import (
     one_of,
     within,
 )
-from decod.planner.part_shares import SHARE_FULL
+from decod.planner.partition import SHARE_FULL
 
 FRAGMENTS_MAX = 1024
 RANK_MAX = 1 << 20

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.planner.part_shares import SHARE_FULL, owners_of
+from decod.planner.partition import SHARE_FULL, owners_of
 from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
@@ -61,9 +61,9 @@ class Identity:
     """Whether others can dial it, and whether it passes on what is for those whom nobody can."""
     name: str = ""
     device: str = ""
-    """What it computes on, for people: at most `DEVICE_LENGTH_MAX` printable characters."""
+    """What the node computes on, for people: at most `DEVICE_LENGTH_MAX` printable characters."""
     seals: Seals = NO_SEALS
-    """How it proves its decisions, and has others prove theirs."""
+    """How the node proves its decisions, and has others prove theirs."""
     proofs: Proofs = NO_PROOFS
     """How others prove what they have sent."""
     bans: BanList = NO_BANS

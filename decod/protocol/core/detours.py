@@ -3,7 +3,7 @@
 Where a stage has lost most of its relays, whoever is left is reached over whatever link there is,
 and all microbatches take turns on it. Two good links by way of another host are quicker then. A
 data node can be that host without another word: a tensor's message says the path, so it sees for
-whom it is (`passing`); and since the iteration is repeated when a data node is lost, nothing can be
+whom it is (`goal_of`); and since the iteration is repeated when a data node is lost, nothing can be
 lost with it on the way that would not be done again anyway.
 
     path         r1 ------------- slow ------------> r2
@@ -87,7 +87,7 @@ class Detour:
 
     by: NodeId
     first_s: float
-    """How long it takes to there, as expected."""
+    """How long a tensor takes to there, as expected."""
 
 
 @dataclass(slots=True)
@@ -106,7 +106,7 @@ class Detours:
     _reported: dict[NodeId, dict[NodeId, float]] = field(default_factory=dict)
     """What neighbours have told of their links with data nodes: seconds for an activation."""
     _told: dict[NodeId, Byways] = field(default_factory=dict)
-    """What they have been told of this node's."""
+    """What peers have been told of this node's."""
     _avoided: set[tuple[NodeId, NodeId]] = field(default_factory=set)
     """Data nodes, and neighbours that they can't reach."""
 

@@ -42,7 +42,7 @@ class Dispatch:
         self._tensors_of_one_max = 2 * num_sent + 8
         self._receivers: dict[type, Receiver] = {}
         self._early: deque[Received] = deque()
-        """Their tensors stay with the driver until they are taken up."""
+        """Messages that wait. Their tensors stay with the driver until they are taken up."""
 
     def register(self, receiver: Receiver, *kinds: type) -> None:
         """Name who takes in some kinds of messages."""

@@ -6,7 +6,7 @@ states of that iteration. Iterations are ordered by era first, so whatever belon
 future (a message, a vote, a state, an election) is simply old. Microbatches keep their ids: the
 same tokens are read again.
 
-A *mark* is an iteration whose states hosts keep on their disks (`protocol.state.kept_states`).
+A *mark* is an iteration whose states hosts keep on their disks (`protocol.state.rollback`).
 Every opening carries the newest two with the hashes that were committed, so that all members,
 newcomers too, know which states fit together.
 """

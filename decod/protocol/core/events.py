@@ -36,13 +36,13 @@ class Received:
     """A validated message of a peer has arrived, with its whole tensor if it carries one."""
 
     sender: NodeId
-    """Who says it. Who has passed it on is not told."""
+    """Who says the message. Who has passed it on is not told."""
     message: Message
     tensor: Tensor | None = None
     term: int = 0
     """Of the sender's view; 0 if it is not known, and then it is not looked at."""
     way: Way | None = None
-    """It came by way of another member, or this node is to pass it on."""
+    """The message came by way of another member, or this node is to pass it on."""
 
 
 ASLEEP_LEAST_S = 1.0
@@ -90,7 +90,8 @@ class TensorSent:
     tensor: TensorId
     size_bytes: int
     duration_s: float
-    """From its first byte to the receiver's acknowledgement; waiting for its turn not counted."""
+    """From the tensor's first byte to the receiver's acknowledgement; waiting for its turn not
+    counted."""
     share: float = 1.0
     """Mean share of the link that it had beside other tensors to the same peer, (0, 1]."""
 
@@ -120,7 +121,7 @@ class SendFailed:
     tensor: TensorId | None = None
     """The tensor that was to go with it; the machine owns it again."""
     way: Way | None = None
-    """As it was of the effect."""
+    """As in the effect that sent the message."""
     fault: Fault = Fault.LINK
     gone: bool = False
     """Nobody listens at the receiver's address, or another node or run does."""

@@ -31,7 +31,8 @@ class Turn(Enum):
     ORDERED = "ordered"
     """Before all others, in the order of submission."""
     BACKWARD = "backward"
-    """It frees memory: before forward passes, so that a node drains before it fills."""
+    """A backward pass frees memory: it comes before forward passes, so that a node drains before it
+    fills."""
     FORWARD = "forward"
 
 
@@ -74,7 +75,7 @@ class Squared:
     """The mean gradient, or a part of it, is there."""
 
     square_sum: float
-    """Of its elements; 0 where no gradient is clipped."""
+    """Of the part's elements; 0 where no gradient is clipped."""
     refused: tuple[int, ...] = ()
     """Inputs that were left out, by their position."""
     reason: str = ""

@@ -438,7 +438,7 @@ def next_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId, 
         return ()
     stage = member.stage_index
     here = view.workers[stage]
-    there = _workers_after(view, stage)
+    there = view.workers[(stage + 1) % view.num_stages]
     if stage in (0, view.num_stages - 1) or len(there) <= max_peers:
         return tuple(m.node_id for m in there)
     index = view.worker_places[node_id]
@@ -469,10 +469,6 @@ def stage_peers(view: View, node_id: NodeId, *, max_peers: int) -> tuple[NodeId,
     offsets = range(-reach, reach + 1) if 2 * reach + 1 < len(stage) else range(len(stage))
     found = dict.fromkeys(stage[(here + offset) % len(stage)] for offset in offsets)
     return tuple(other for other in found if other != node_id)
-
-
-def _workers_after(view: View, stage: int) -> tuple[Member, ...]:
-    return view.workers[(stage + 1) % view.num_stages]
 
 
 def flow_quota(view: View, node_id: NodeId) -> dict[NodeId, int]:
@@ -614,7 +610,7 @@ def changed_electors(view: View, change: ElectorChange | None) -> tuple[NodeId, 
         return ()
     lacking = {*change.without_vote, change.first}
     members = (m.node_id for m in view.members if m.node_id not in lacking)
-    return _in_order(change.first, (*members, *change.former))
+    return tuple(dict.fromkeys((change.first, *members, *change.former)))
 
 
 def _elector_change(view: View, electors: Sequence[NodeId]) -> ElectorChange:
@@ -624,10 +620,6 @@ def _elector_change(view: View, electors: Sequence[NodeId]) -> ElectorChange:
         tuple(m.node_id for m in view.members if m.node_id not in chosen),
         tuple(node for node in electors if node not in view.by_id),
     )
-
-
-def _in_order(first: NodeId, others: Iterable[NodeId]) -> tuple[NodeId, ...]:
-    return tuple(dict.fromkeys((first, *others)))
 
 
 HOSTS_BETWEEN = 4

@@ -246,7 +246,7 @@ class Inflows:
         for _ in range(limit):
             best = min(
                 (
-                    (self._total_s(peer, offer), peer, data_node)
+                    (self.price_s(peer, offer, self._uses[peer]), peer, data_node)
                     for (peer, data_node), offer in self._offers.items()
                     if offer.num_unpaired > 0 and left.get(data_node, 0) > 0
                 ),
@@ -318,9 +318,6 @@ class Inflows:
                 withdraw = Withdraw(self.context.view.version, request_id)
                 effects.append(Send(request.peer, withdraw))
         return effects
-
-    def _total_s(self, peer: NodeId, offer: FlowOffer) -> float:
-        return self.price_s(peer, offer, self._uses[peer])
 
 
 @dataclass(slots=True)

@@ -28,9 +28,9 @@ class Position:
     num_stages: int
     """Relay stages that a flow passes."""
     previous: Sequence[NodeId]
-    """Who may send it microbatches."""
+    """Who may send the node microbatches."""
     next: Sequence[NodeId]
-    """Whom it may send microbatches to."""
+    """Whom the node may send microbatches to."""
     data_peers: Sequence[NodeId]
     """At a data node: the others."""
     cost_to: Callable[[NodeId], float]
@@ -50,7 +50,7 @@ class Position:
     """What settling may take, in `planner.settlement`'s measure."""
     rooms: Callable[[], Sequence[Mapping[NodeId, int]]] | None = None
     """At the data node that settles: for each relay stage who works on it, and how many flows each
-    may carry. With it flows are settled so that an iteration is short (`planner.shortening`), and
+    may carry. With it flows are settled so that an iteration is short (`planner.deciding`), and
     costs are seconds; without it so that their costs are least."""
     heard: Callable[[Iterable[Hop]], None] = lambda _: None
     """At a data node: takes in what its claims have gathered; at the settling one, all claims."""

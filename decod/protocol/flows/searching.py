@@ -46,9 +46,9 @@ class Search(Protocol):
     """One node's part in a search, for one version of the view."""
 
     MESSAGES: ClassVar[tuple[type, ...]]
-    """What its peers may say."""
+    """What peers may say in the search."""
     BEGINS_WITH_FLOWS: ClassVar[bool]
-    """Whether it begins with the first flows; else it builds something of its own."""
+    """Whether the search begins with the first flows; else it builds something of its own."""
 
     @property
     def settling(self) -> Settling:

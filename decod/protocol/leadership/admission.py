@@ -52,20 +52,20 @@ class Candidate:
     data_node_index: int = -1
     prepared: bool = False
     state_at: Iteration = _NOTHING
-    """How far it has followed its stage."""
+    """How far the candidate has followed its stage."""
     num_passed: int = 0
     """Commits with which it did not enter though it follows."""
     duty: Duty = Duty.NONE
     reason: str = ""
     """Why this stage, for people."""
     heard_s: float = math.inf
-    """When it last said something; it has not been asked whether it lives before that."""
+    """When the candidate last said something; before that nobody asked whether it lives."""
     doubted: bool = False
-    """It has been asked, and has not said anything since."""
+    """The candidate has been asked, and has not said anything since."""
 
     @property
     def stands_by(self) -> bool:
-        """Whether it is prepared, and there as far as is known."""
+        """Whether the candidate is prepared, and there as far as is known."""
         return self.prepared and not self.doubted
 
 

@@ -139,9 +139,9 @@ class Stake(Enum):
     """What would be lost with a member that left with the last commit."""
 
     LEARNING = "learning"
-    """What it has learnt since the last average."""
+    """What the member has learnt since the last average."""
     SENDING = "sending"
-    """Its part in the average that travels, and nothing else."""
+    """The member's part in the average that travels, and nothing else."""
     FREE = "free"
     """Nothing."""
 

@@ -20,9 +20,8 @@ the winner knows what may have been decided:
 - If any voter has not cast its vote for the newest iteration, nobody can have committed it: the
   winner repeats it as the next attempt.
 - If all have, the dead leader may have committed it, and told nobody who is left: the winner
-  commits it, once a quorum has confirmed that (`protocol.leadership.quorum` says why). (Members
-  that do not answer are waited for a little. If such a one has not voted, it is no longer in step,
-  and leaves.)
+  commits it, once a quorum has confirmed that (`Ballot` says why). (Members that do not answer are
+  waited for a little. If such a one has not voted, it is no longer in step, and leaves.)
 - What any voter knows to be committed or aborted is so, because a candidate that is behind a voter
   is not voted for; it is brought up to date, and asks again.
 
@@ -80,7 +79,7 @@ DEPUTIES_MAX = 8
 
 
 class LeaderWatch:
-    """One member's, for its leader.
+    """When the leader was last heard, and how long one member lets it be silent.
 
     Args:
         context: The node's.
@@ -470,19 +469,9 @@ class Election:
     # --- what others may ask ------------------------------------------------------------------
 
     @property
-    def term(self) -> int:
-        """The highest term that this node is bound to."""
-        return self.voter.term
-
-    @property
-    def bound(self) -> bool:
-        """Whether this node has voted for a leader that has not opened an iteration yet."""
-        return self.voter.bound
-
-    @property
     def electing(self) -> bool:
         """Whether nobody is known to lead."""
-        return self.campaign.trying or self.bound or self.leader_watch.vacant
+        return self.campaign.trying or self.voter.bound or self.leader_watch.vacant
 
     @property
     def deadline_s(self) -> float | None:
@@ -505,7 +494,7 @@ class Election:
 
     @property
     def _remind_s(self) -> float | None:
-        return self.voter.reminded_s + self._timeout_s if self.bound else None
+        return self.voter.reminded_s + self._timeout_s if self.voter.bound else None
 
     @property
     def _leads(self) -> bool:
@@ -542,7 +531,7 @@ class Election:
     def heard(self, now_s: float, sender: NodeId, *, announced: bool = False) -> None:
         """The leader lives: it has sent something, or (`announced`) had it passed on."""
         direct = sender == self._context.view.leader
-        if not (direct or announced) or self.bound or self.leader_watch.vacant:
+        if not (direct or announced) or self.voter.bound or self.leader_watch.vacant:
             return
         if direct or self.campaign.state is ElectionState.FOLLOWING:
             self.leader_watch.heard(now_s)
@@ -573,8 +562,8 @@ class Election:
     def told(self, node: NodeId) -> Effect:
         """Return what tells a node of the highest term that this one knows."""
         view = self._context.view
-        if self.bound or self.leader_watch.vacant:
-            return Send(node, LeaderIs(self.term, None))
+        if self.voter.bound or self.leader_watch.vacant:
+            return Send(node, LeaderIs(self.voter.term, None))
         leader = view.by_id.get(view.leader)
         return Send(node, LeaderIs(view.term, view.leader, leader.address if leader else None))
 
@@ -612,7 +601,7 @@ class Election:
             return self.decisions.send(sender)
         if self._leads:
             return [Send(sender, self._context.heartbeat)]
-        if self.bound or self.leader_watch.vacant or sender == view.leader:
+        if self.voter.bound or self.leader_watch.vacant or sender == view.leader:
             # Of a leader that was voted out nothing more is expected; its successor gets its time.
             silent = sender == view.leader or now_s - self.voter.bound_s > self._timeout_s / 2
             chosen = sender == self.voter.promise.candidate
@@ -649,9 +638,9 @@ class Election:
         if place_in(message) < self.voter.place:
             return [*self.decisions.send(sender), refusal]
         promise = Promise(message.term, sender)
-        if promise == self.voter.promise and self.bound:
+        if promise == self.voter.promise and self.voter.bound:
             return [Send(sender, self.voter.vote)] if self.voter.kept == promise else []
-        if message.term <= self.term or not self.voter.remembers(message):
+        if message.term <= self.voter.term or not self.voter.remembers(message):
             return [refusal]
         return self._bind_to(now_s, promise)
 
@@ -674,11 +663,11 @@ class Election:
             return self.decisions.send(sender)
         promise = Promise(message.term, sender)
         voter = self.voter
-        if message.term < self.term or not voter.remembers(message):
+        if message.term < self.voter.term or not voter.remembers(message):
             return []
         if voter.confirm(message, promise):
             return [Send(sender, voter.vote)]
-        return self._bind_to(now_s, promise) if message.term > self.term else []
+        return self._bind_to(now_s, promise) if message.term > self.voter.term else []
 
     def catch_up(self, sender: NodeId, iteration: Iteration, *, view_term: int) -> list[Effect]:
         """A member asks for the decision that it may have missed; anybody may know it."""

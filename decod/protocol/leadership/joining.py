@@ -32,9 +32,9 @@ from decod.protocol.core.messages.decision_messages import Candidacy, Canvass
 from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
 from decod.protocol.core.messages.scopes import OfRun
 from decod.protocol.core.view import Opening, Role
-from decod.protocol.state.kept_states import inventory
 from decod.protocol.state.replay import Replay
 from decod.protocol.state.replay_sources import ReplaySource, refused
+from decod.protocol.state.rollback import inventory
 
 _KNOCK_INTERVAL_S = 2.0
 """Pause between two repeats of an offer."""

@@ -220,7 +220,7 @@ class Leader:
         self._num_stalls = 0
         self.failure = ""
         self._completed = False
-        """It has been told that all iterations are done."""
+        """The driver has been told that all iterations are done."""
         self._iteration_timer = IterationTimer(config.iteration_timeout_s)
         self.polling = Polling(config, self.admission)
         self._late_entry_s: float | None = None

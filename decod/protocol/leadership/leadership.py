@@ -89,7 +89,8 @@ class Handover:
         self._leave_by_s: float | None = None
         self._listens_until_s: float | None = None
         self._asked_term = 0
-        """In which it was asked. In a later one it was elected again, because nobody else was."""
+        """The term in which this node was asked. In a later one it was elected again: nobody else
+        was."""
         self._ended = False
         """What was in hand then, or when it was elected again, has ended."""
         self._say_s: float | None = None
@@ -202,8 +203,7 @@ class Handover:
         """An iteration has begun, which this node may have missed when it stood."""
         self._say_s = self._stand_s = None
         last = self._election.decisions.opened
-        term = self._context.view.term
-        by_all = last is not None and last.committed and last.view_term == term
+        by_all = last is not None and last.committed and last.view_term == self._context.view.term
         self._ended |= by_all or self._first
         me_leads = self._context.view.leader == self._context.node_id
         return self._line_up(now_s) if self.resigned and not me_leads else []
@@ -223,7 +223,7 @@ class Handover:
         if self._stand_s is None or self._stand_s > now_s:
             return []
         self._stand_s = now_s + self._context.run.protocol.election_timeout_s
-        voted = election.bound and election.voter.promise.candidate != self._context.node_id
+        voted = election.voter.bound and election.voter.promise.candidate != self._context.node_id
         busy = voted or election.campaign.state is ElectionState.STANDING
         return election.campaign.stand(now_s) if election.may_stand and not busy else []
 
@@ -307,8 +307,7 @@ class Leadership:
         def agreed_epoch() -> int:
             return strategy.agreed_epoch
 
-        around = forwarding.around
-        leader = Leader(context.node_id, context.run, facts, agreed_epoch, around, rng)
+        leader = Leader(context.node_id, context.run, facts, agreed_epoch, forwarding.around, rng)
         leader.partings.average_travels = lambda: strategy.average_travels
         leader.recovery.has_start = not context.fetches_initial
         return leader
@@ -468,7 +467,7 @@ class Leadership:
     def fence(self, effect: Send) -> bool:
         """Whether this node must not send a message: it has voted for another leader."""
         vote = isinstance(effect.message, messages.Ready)
-        return vote and self.election.bound
+        return vote and self.election.voter.bound
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -552,8 +551,7 @@ class Leadership:
     def found(self, event: LeaderFound) -> list[Effect]:
         """Somebody says that another leads. Believed only where this node can't lead anyway."""
         leader = self.leader
-        term = self._context.view.term
-        if leader is None or not leader.quorum.lacking or event.term <= term:
+        if leader is None or not leader.quorum.lacking or event.term <= self._context.view.term:
             return []
         name = event.leader[:8]
         return [Stop(StopReason.SUPERSEDED, f"{name} leads the run in term {event.term}")]

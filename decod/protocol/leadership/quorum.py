@@ -293,7 +293,7 @@ class Voter:
         self.bound_s = 0.0
         """When this node last voted."""
         self.reminded_s = 0.0
-        """When it last told the old leader so."""
+        """When this node last told the old leader so."""
         self._context = context
         self._hashes = hashes
         self._forgotten_term = promise.term

@@ -97,7 +97,7 @@ class Verdict:
     """Who has to leave after an audit, and why."""
 
     liars: dict[NodeId, str] = field(default_factory=dict)
-    """They are banned."""
+    """Members that have lied for sure: they are banned."""
     aside: dict[NodeId, str] = field(default_factory=dict)
     """One of them lies, and nobody knows which. They may come back."""
     repeats: str = ""
@@ -109,7 +109,7 @@ class _Open:
     """An audit that is not finished."""
 
     case: AuditCase
-    """Its latest opinion."""
+    """The case in its latest opinion."""
     accused: bool = False
     """The first opinion was that something is wrong."""
     judged: dict[NodeId, "_Judgement"] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class _Judgement:
     """What a judge has found. Nothing: all is well."""
 
     liars: frozenset[NodeId] = frozenset()
-    """They have lied for sure, if the judge does not."""
+    """Members that have lied for sure, if the judge does not."""
     suspects: frozenset[NodeId] = frozenset()
     """Any of them may have lied instead of the relay."""
     silent: bool = False
@@ -494,7 +494,7 @@ class RelayAudits:
 
     @staticmethod
     def _named(view: View, liar: NodeId, why: str, verdict: Verdict) -> list[Effect]:
-        """It is known who lies: it leaves, if others work on its stage. Adds to the verdict."""
+        """Let a known liar leave, if others work on its stage. Adds to the verdict."""
         if _may_leave(view, [liar]):
             verdict.liars[liar] = why
             return []

@@ -7,7 +7,7 @@
 The states of one iteration are looked for that all stages can have: kept on disks, of other stages'
 hosts too; else the leader's checkpoint, if that is newer or nothing else is whole; else what the
 run started from, if that is not long ago. All of that is read to its last byte first, the hosts'
-states before they answer (`protocol.state.kept_states`); where it was altered or removed, the next
+states before they answer (`protocol.state.rollback`); where it was altered or removed, the next
 best serves. All members go back there, and compute the same iterations again from the same tokens.
 If there is nothing of that kind, the lost stage's weights are made from its neighbours', and nobody
 goes back. If the leader itself can't get what was promised all the same, everybody is asked again,
@@ -59,7 +59,7 @@ class EraPlan:
     iteration: int
     origin: Origin
     members: tuple[Member, ...]
-    """In their new places; candidates that were prepared are among them."""
+    """All members, in their new places; candidates that were prepared are among them."""
     missing: str = ""
     """Why all go back no less far; empty if nothing newer was there to go back to."""
 
@@ -345,7 +345,8 @@ class StageRecovery:
         if self.checkpoint is not None and self.checkpoint <= iteration:
             here = tuple(StateHolders(stage, (view.leader,)) for stage in stages)
             options.append((self.checkpoint, Source.CHECKPOINT, here))
-        if self._near_start(iteration):
+        num_since_start = iteration - self._start_iteration
+        if self.has_start and num_since_start <= _START_INTERVALS_MAX * self._every:
             options.append((self._start_iteration, Source.START, ()))
         options = [o for o in options if self._refused[o[1], o[0]] < _TRIES_MAX]
         if options:
@@ -354,10 +355,6 @@ class StageRecovery:
         if changes or 0 in lost or len(lost) >= view.num_stages - 1:
             return None
         return iteration, Source.NEIGHBOURS, ()
-
-    def _near_start(self, iteration: int) -> bool:
-        num_since = iteration - self._start_iteration
-        return self.has_start and num_since <= _START_INTERVALS_MAX * self._every
 
     @property
     def lost(self) -> str:

@@ -47,7 +47,7 @@ class _Probe:
     nonce: int
     deadline_s: float
     again_s: float
-    """When it is asked again: question or answer may have been lost on the way."""
+    """When the node is asked again: question or answer may have been lost on the way."""
     reason: str
     tries: int = _TRIES_ALONE
     """Of which so many may fail."""
@@ -265,7 +265,9 @@ class Conflicts:
         """The iteration does not get on: one of two members goes, if it is known which."""
         accuser, accused = ends
         # Who is at odds with more members; else who is missed less.
-        order = sorted(ends, key=lambda end: (-self._num_at_odds(end), _missed(end, view)))
+        order = sorted(
+            ends, key=lambda end: (-len(_others_of(end, self._told_s)), _missed(end, view))
+        )
         if not self._is_believed(now_s, (accused, accuser), view):
             order = [accused]
         elif not self._is_confirmed(now_s, ends, view):
@@ -378,9 +380,6 @@ class Conflicts:
         """Return the first without whom the run can go on; None if there is none."""
         able = (n for n in order if _can_go(n, view) and self._allows({*view.by_id} - {n}))
         return next(able, None)
-
-    def _num_at_odds(self, node: NodeId) -> int:
-        return len(_others_of(node, self._told_s))
 
 
 def _others_of(node: NodeId, known: Collection[Ends]) -> set[NodeId]:

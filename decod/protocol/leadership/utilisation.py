@@ -19,7 +19,7 @@ from decod.protocol.core.events import KeptRead, Received, StateForgotten, State
 from decod.protocol.core.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
 from decod.protocol.core.view import View, tree_place
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.state.kept_states import Mirrors
+from decod.protocol.state.rollback import Mirrors
 from decod.run.protocol_config import ProtocolConfig
 
 

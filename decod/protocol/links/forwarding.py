@@ -1,4 +1,4 @@
-"""Round a broken link: by way of a third member, whatever the message. Else it is sent again.
+"""A message that does not arrive: it goes round a broken link, or is sent again.
 
 Two members may live and still not reach each other: a route of the internet is down, a firewall is
 in between, a link carries a byte a second. Nobody needs to leave the run for that, as long as
@@ -136,7 +136,7 @@ class _Broken:
     tensors_only: bool
     """Control messages still arrive."""
     probe_s: float
-    """When it is tried again."""
+    """When the link is tried again."""
     pause_s: float = _PROBE_PAUSE_S
     failed: set[NodeId] = field(default_factory=set)
     """Members that could not pass anything on to the peer."""

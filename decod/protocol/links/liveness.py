@@ -117,7 +117,7 @@ class _Heard:
     patience: Accrual
 
     def again(self, now_s: float, *, expected_s: float = 0.0) -> None:
-        """It shows itself. `expected_s`: how much of its silence was not asked to end."""
+        """The peer shows itself. `expected_s`: how much of its silence was not asked to end."""
         self.patience.ended(now_s - self.since_s - expected_s)
         self.since_s = now_s
 
@@ -187,8 +187,7 @@ class Liveness:
     def _new(self, now_s: float) -> _Heard:
         config = self._context.run.protocol
         floor_s = config.heartbeat_timeout_s
-        interval_s = config.heartbeat_interval_s
-        return _Heard(now_s, Accrual(floor_s=floor_s, interval_s=interval_s))
+        return _Heard(now_s, Accrual(floor_s=floor_s, interval_s=config.heartbeat_interval_s))
 
     def told(self, now_s: float, receiver: NodeId) -> None:
         """Something is being sent to a node."""

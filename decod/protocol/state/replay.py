@@ -288,11 +288,11 @@ class Entry(Enum):
     """With what a candidate enters the view."""
 
     READY = "ready"
-    """It holds what was committed."""
+    """The newcomer holds what was committed."""
     WAITING = "waiting"
-    """It will, when the last averages have come."""
+    """The newcomer will hold that when the last averages have come."""
     LOST = "lost"
-    """It has nothing to build on."""
+    """The newcomer has nothing to build on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import StateFetched, StateFetchFailed
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
-from decod.protocol.state.kept_states import Mirrors, Rollback
 from decod.protocol.state.replay import Entry, Replay
 from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.state.rollback import Mirrors, Rollback
 from decod.protocol.state.stage_state import Loaded, StageState
 
 
@@ -126,7 +126,7 @@ class Judging(Protocol):
         """Whether an event is about a state that it has asked for."""
 
     def fetched(self, event: StateFetched) -> list[Effect]:
-        """It is here."""
+        """The state is here."""
 
     def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
         """Nobody gives it."""

@@ -8,8 +8,10 @@ A relay is audited for a whole iteration, since a sum of gradients can only be c
 Several auditors share its microbatches. The first of them adds up the sketches of all gradients,
 and compares the sum with what the relay has contributed.
 
-The relay has also reduced a part of the average (`ReductionCheck`). The
-audit is over when passes, contribution and that part have been compared.
+The relay has also reduced a part of the average (`ReductionCheck`). The audit is over when passes,
+contribution and that part have been compared.
+
+Of a stage with two members, a data node judges between the two (`StageJudge`).
 """
 
 from collections import Counter
@@ -68,7 +70,7 @@ class Told:
     """What one end of a link has told of a microbatch."""
 
     tensor: Tensor | None
-    """What it has sent to the other end. None: it has not kept it."""
+    """What this end has sent to the other. None: it has not kept that."""
     proof: bytes
     """Of what came from there."""
 
@@ -102,7 +104,7 @@ class Evidence:
     given: tuple[Tensor, ...] = ()
     """What the relay has worked with: an activation and a gradient."""
     activation: Tensor | None = None
-    """What it has made of it, if somebody has used that."""
+    """What the relay has made of the input, if somebody has used that."""
     gradient: Tensor | None = None
     doubted: bool = False
     """A member that is gone gave the relay something else."""
@@ -467,8 +469,7 @@ class Auditor:
         effects = self._released(told.values(), but=evidence.tensors)
         if evidence.findings or evidence.failure:
             found = evidence.findings
-            failure = evidence.failure
-            return effects + self._tell(microbatch, findings=found, failure=failure)
+            return effects + self._tell(microbatch, findings=found, failure=evidence.failure)
         if evidence.doubted:
             self._doubted.add(microbatch)
         made = (evidence.activation is not None, evidence.gradient is not None)
@@ -612,13 +613,13 @@ class Auditor:
 class StageJudge(Auditor):
     """A data node's part in the audit of a relay's work of one iteration.
 
-    It is of another stage. So it fetches the parameters that both have computed with, has its
-    device build the stage beside its own, and repeats the relay's passes there
-    (`decod.protocol.strategy. auditor`). The parameters are those that all members have voted on,
-    so neither of the two can give false ones. One pass that is proven wrong is enough.
+    The data node is of another stage. So it fetches the parameters that both have computed with,
+    has its device build the stage beside its own, and repeats the relay's passes there. The
+    parameters are those that all members have voted on, so neither of the two can give false ones.
+    One pass that is proven wrong is enough.
 
-    It has no part in the stage's average. Of what the relay has contributed it only knows what the
-    other says.
+    The data node has no part in the stage's average. Of what the relay has contributed it only
+    knows what the other says.
     """
 
     beside = True

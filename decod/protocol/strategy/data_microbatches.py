@@ -140,9 +140,8 @@ class WaitingMicrobatches:
         for flow_id, granted in flows.forwarding.items():
             path = others.mend(granted.path)
             if path != granted.path:
-                version = self._context.view.version
                 flows.forwarding[flow_id] = replace(
-                    granted, peer=path[0], path=path, path_version=version
+                    granted, peer=path[0], path=path, path_version=self._context.view.version
                 )
                 self.can_take.add(path[0])
 

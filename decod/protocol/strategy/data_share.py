@@ -116,7 +116,7 @@ class _Deferral:
     not_before: int = 0
     """First iteration that may take it again."""
     again: bool = False
-    """It has been trained on before."""
+    """The microbatch has been trained on before."""
 
 
 class Deferrals:

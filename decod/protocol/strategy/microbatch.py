@@ -65,8 +65,7 @@ def goal_of(message: Travelling, sender: NodeId) -> NodeId | None:
 
 def _places(message: Travelling) -> dict[NodeId, tuple[NodeId, NodeId]]:
     """Return who is before each node and behind it, on the way that a tensor takes."""
-    home = message.flow_id.data_node
-    way = (home, *message.path)
+    way = (message.flow_id.data_node, *message.path)
     if isinstance(message, BackwardGradient):
         way = way[::-1]
     return {node: (way[i - 1], way[(i + 1) % len(way)]) for i, node in enumerate(way)}

@@ -1,4 +1,8 @@
-"""Training in a pipeline: each microbatch flows through one member of every stage, and back."""
+"""Training in a pipeline: each microbatch flows through one member of every stage, and back.
+
+`Readiness` says who may be sent microbatches (GWTF V-E). Devices that get none are timed now and
+then (`Idleness`).
+"""
 
 from collections import deque
 from random import Random
@@ -142,7 +146,7 @@ class Idleness:
         return []
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
-        """It is timed another time."""
+        """The device is timed another time."""
         return []
 
 
@@ -168,8 +172,8 @@ class Pipeline:
         self,
         context: Context,
         role: Role,
-        *,
         rng: Random,
+        *,
         policy: StepPolicy | None = None,
     ) -> None:
         self._context = context
@@ -415,8 +419,7 @@ class Pipeline:
         context = self._context
         loaded = self.copy.loaded
         source = self.copy.replay_source
-        policy = self._policy
-        self.step = Step(context, policy, source, self.overlap, loaded=loaded)
+        self.step = Step(context, self._policy, source, self.overlap, loaded=loaded)
         lost = self._opened - context.view.by_id.keys()
         of = (context, self.microbatches, self.step.averager)
         self._audits = self.copy.judging = Audits(*of, lost, self._hashes, self._fetching)

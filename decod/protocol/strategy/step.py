@@ -2,10 +2,10 @@
 
     WAITING -> AVERAGING -> PROPOSING -> READY -> (committed, or repeated)
 
-After BEGIN AGGREGATION each member has its sum averaged over its stage (`averaging.averager`).
-Where gradients are clipped it waits for the norm over all stages (`averaging.clipping`). Then it
-takes the optimizer's step, undoably, and votes with the hash of the result (`averaging.vote`). An
-opening makes the step final or undoes it.
+After BEGIN AGGREGATION each member has its sum averaged over its stage (`Averager`). Where
+gradients are clipped it waits for the norm over all stages (`Clipping`). Then it takes the
+optimizer's step, undoably, and votes with the hash of the result (`StepVote`). An opening makes the
+step final or undoes it.
 
 A member that serves its stage alone needs no average, unless candidates replay its steps. A member
 that has not loaded its stage's state yet averages like the others, and proposes when it has.

@@ -4,6 +4,7 @@
 strategy everything in between. `Pipeline` and `Servers` are the two that a run can name.
 """
 
+from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
@@ -139,15 +140,5 @@ class Strategy(Protocol):
         ...
 
 
-class StrategyFactory(Protocol):
-    """Makes the strategy of one member."""
-
-    def __call__(self, context: Context, role: Role, *, rng: Random) -> Strategy:
-        """Return a strategy.
-
-        Args:
-            context: The node's.
-            role: Of the node.
-            rng: Source of randomness.
-        """
-        ...
+StrategyFactory = Callable[[Context, Role, Random], Strategy]
+"""Makes the strategy of a member, from its context, its role and a source of randomness."""

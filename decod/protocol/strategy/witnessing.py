@@ -151,7 +151,7 @@ class Audits:
         return (event.stage_index, event.iteration) in self._fetching
 
     def fetched(self, event: StateFetched) -> list[Effect]:
-        """It is here, perhaps too late."""
+        """The state is here, perhaps too late."""
         self._fetching.discard((event.stage_index, event.iteration))
         if self._judge is not None and self._judge.takes(event):
             return self._judge.fetched(event)

@@ -20,11 +20,15 @@ from decod.config.schema import (
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.shape import model_shapes
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.run.run_config import RunConfig
-from decod.run.training_config import ActivationCompression, ActivationsConfig, OptimizerConfig
+from decod.run.training_config import (
+    ActivationCompression,
+    ActivationsConfig,
+    BatchConfig,
+    OptimizerConfig,
+)
 from tests.support.manifests import changed
 
 INDEX = "ab" * 32

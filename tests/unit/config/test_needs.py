@@ -11,10 +11,9 @@ from decod.config.model_presets import MODEL_PRESETS
 from decod.config.needs import stage_needs
 from decod.config.schema import plans_of
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.run.run_config import RunConfig
-from decod.run.training_config import SyncConfig, SyncMethod
+from decod.run.training_config import BatchConfig, SyncConfig, SyncMethod
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.measure import held_bytes, measure

@@ -21,8 +21,8 @@ from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event
 from decod.protocol.core.jobs import Snapshot
 from decod.protocol.core.view import View
-from decod.run.batch_config import BatchConfig
 from decod.run.run_config import RunConfig
+from decod.run.training_config import BatchConfig
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.transfer import StateSink

@@ -18,9 +18,9 @@ from decod.membership.charter import new_charter
 from decod.membership.papers import membership_folder
 from decod.protocol.core.effects import Note
 from decod.protocol.core.view import Role
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig
 from decod.run.run_config import Organisation, RunConfig
+from decod.run.training_config import BatchConfig
 from tests.support.members import data_node, membership_of
 
 RUN_ID = RunId("r" * 26)

@@ -15,9 +15,9 @@ from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError, DataError
 from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.training_config import BatchConfig
 from tests.support.exports import words_tokenizer
 from tests.support.model_folders import write_folder
 

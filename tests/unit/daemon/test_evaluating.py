@@ -16,8 +16,8 @@ from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError, DataError, NetworkError
 from decod.journal.run_progress import RunProgress
-from decod.run.batch_config import BatchConfig
 from decod.run.run_config import RunConfig
+from decod.run.training_config import BatchConfig
 from tests.waiting import wait_until
 
 SAYS = """

@@ -10,8 +10,8 @@ import pytest
 from decod.daemon.exporting import _ModelFile
 from decod.errors import CheckpointError
 from decod.model.writing import ModelWriter
-from decod.run.batch_config import BatchConfig
 from decod.run.run_config import RunConfig
+from decod.run.training_config import BatchConfig
 from decod.train.checkpoint.description import (
     Description,
     describe_blob,

@@ -19,8 +19,8 @@ from decod.data.dataset import Dataset
 from decod.data.tokenizer import NO_BOS
 from decod.errors import ConfigError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import Architecture
+from decod.run.training_config import BatchConfig
 from tests.support.checkpoints import make_manifest
 from tests.support.exports import (
     MODEL,

@@ -18,7 +18,7 @@ from decod.data.readers import StoreReader
 from decod.data.uploading import upload
 from decod.ids import MicrobatchId
 from decod.objects import StoreError
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from tests.support.failing_store import PROTOCOL, FailingFileSystem
 from tests.waiting import wait_until
 

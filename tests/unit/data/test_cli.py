@@ -13,7 +13,7 @@ from decod.cli.data_command import data, microbatch_lines
 from decod.data.dataset import Dataset
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 20
 TOKENS = [*TEXT.encode(), 256]

@@ -19,7 +19,7 @@ from decod.data.uploading import upload
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.objects import ObjectFolder, StoreError
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from tests.support.failing_store import PROTOCOL, FailingFileSystem
 from tests.support.http_store import http_store
 

@@ -15,7 +15,7 @@ from decod.data.order import (
 )
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 
 
 @given(size=st.integers(1, 300), key=st.binary(max_size=8))

@@ -16,7 +16,7 @@ from decod.data.sources import PIECE_SIZE_MAX_CHARS, Piece, read_pieces
 from decod.data.tokenizer import NO_BOS, FileTokenizer, load_tokenizer
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from tests.support.published_models import byte_tokenizer
 
 SPECIAL = ("<bos>", "<eos>", "<|im_end|>")

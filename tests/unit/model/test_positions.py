@@ -17,10 +17,9 @@ from decod.ids import MicrobatchId
 from decod.model.header import read_config
 from decod.model.hf import config_from_hf, config_to_hf
 from decod.model.rotary import rotary_tables
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import OptimizerConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from tests.support.model_folders import write_folder

@@ -13,7 +13,7 @@ from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.sampling import Sampling
-from decod.run.batch_config import BatchConfig
+from decod.run.training_config import BatchConfig
 from decod.train.evaluate import evaluate
 from decod.train.model_folder import judge_folder
 from tests.support.published_models import PUBLISHED, Published, byte_tokenizer

@@ -333,7 +333,7 @@ class Electing:
     def _pipeline(self, node_id: NodeId, node: Node) -> None:
         view = node.context.view
         node.ready = node.ready or (node_id not in self.never_ready and self.rng.random() < 0.1)
-        if node.ready and not node.election.bound:
+        if node.ready and not node.election.voter.bound:
             self._send(
                 node_id,
                 view.leader,

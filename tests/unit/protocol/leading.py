@@ -17,9 +17,9 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.view import Role
 from decod.protocol.leadership.leader import Leader
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import BatchConfig
 from tests.unit.protocol.cast import (
     D0,
     D1,

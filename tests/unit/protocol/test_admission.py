@@ -11,8 +11,8 @@ from decod.protocol.core.era import Kept
 from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.admission import Admission
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
+from decod.run.training_config import BatchConfig
 from tests.unit.protocol.cast import (
     D0,
     FACTS,

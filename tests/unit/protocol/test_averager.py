@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
-from decod.planner.part_shares import owners_of
+from decod.planner.partition import owners_of
 from decod.protocol.averaging.averager import (
     Averager,
     Averaging,

@@ -233,7 +233,7 @@ def test_a_vote_is_sent_when_it_is_on_disk_and_not_before() -> None:
     (vote,) = election.persisted(1.1, Promise(2, D1))
     assert vote == fx.Send(D1, em.Vote(2, True, 1, Iteration(1, 1), 1))
     assert election.stood(1.2, D1, em.Candidacy(2, 1, Iteration(1, 1), 1)) == [vote], "a repeat"
-    assert election.bound
+    assert election.voter.bound
 
 
 @pytest.mark.parametrize("restarted", [False, True])

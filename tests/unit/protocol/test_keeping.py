@@ -9,7 +9,7 @@ from decod.protocol.core.era import Kept, Mark
 from decod.protocol.core.events import JobFinished, StateForgotten, StateKept
 from decod.protocol.core.jobs import Snapshot, SnapshotTaken
 from decod.protocol.core.view import Opening, View
-from decod.protocol.state.kept_states import NUM_MIRRORS, Mirrors, inventory, mirrors_of
+from decod.protocol.state.rollback import NUM_MIRRORS, Mirrors, inventory, mirrors_of
 from tests.unit.protocol.cast import (
     D0,
     R1A,

@@ -9,7 +9,7 @@ from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFail
 from decod.protocol.core.jobs import Build, Built, Load, Mix
 from decod.protocol.core.messages import Leave, Suspect
 from decod.protocol.core.view import Opening, View
-from decod.protocol.state.kept_states import Rollback
+from decod.protocol.state.rollback import Rollback
 from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     D0,

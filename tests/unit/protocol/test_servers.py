@@ -30,9 +30,8 @@ from decod.protocol.core.messages.server_messages import (
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.step import weight_of
-from decod.run.batch_config import BatchConfig
 from decod.run.run_config import Organisation
-from decod.run.training_config import ServersConfig
+from decod.run.training_config import BatchConfig, ServersConfig
 from tests.unit.protocol.cast import (
     B1A,
     C1A,

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from decod.compression.plan import Method
 from decod.ids import MicrobatchId, NodeId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
+    BatchConfig,
     InnerOptimizer,
     OptimizerConfig,
     SyncConfig,

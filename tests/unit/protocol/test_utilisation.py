@@ -14,7 +14,7 @@ from decod.protocol.core.events import KeptRead, StateForgotten, StateKept
 from decod.protocol.core.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
 from decod.protocol.core.view import Opening
 from decod.protocol.leadership.utilisation import Utilisation
-from decod.protocol.state.kept_states import Mirrors, inventory
+from decod.protocol.state.rollback import Mirrors, inventory
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,

@@ -26,10 +26,9 @@ from decod.protocol.core.view import Member, Role, ViewChange
 from decod.protocol.node_machine import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.strategy import StrategyFactory
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
-from decod.run.training_config import OptimizerConfig, SyncConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig, SyncConfig
 from tests.unit.protocol.cast import CONFIG, D0, MANIFEST, RUN
 
 

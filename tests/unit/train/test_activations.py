@@ -12,12 +12,12 @@ from torch import Tensor
 
 from decod.config.schema import activation_size_bytes
 from decod.errors import NonFiniteError, ShapeError, TrainingError
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,
+    BatchConfig,
 )
 from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import OptimizerConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train import copies
 from decod.train.copies import Departure, arrived, arriving, number, on_host
 from decod.train.executor import StageExecutor

@@ -13,8 +13,8 @@ from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig
+from decod.run.training_config import BatchConfig
 from decod.train.evaluate import evaluate
 from tests.support.model_folders import write_folder
 from tests.support.oracle import transformers_loss

@@ -11,10 +11,14 @@ import torch
 
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import ActivationsConfig, OptimizerConfig, ReductionConfig
+from decod.run.training_config import (
+    ActivationsConfig,
+    BatchConfig,
+    OptimizerConfig,
+    ReductionConfig,
+)
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from tests.support.devices import CUDA, on_devices

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype
-from decod.run.training_config import ActivationCompression, ActivationsConfig
+from decod.run.training_config import ActivationCompression, ActivationsConfig, BatchConfig
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.measure import measure

@@ -15,10 +15,9 @@ from decod.ids import MicrobatchId
 from decod.model.hf import config_to_hf
 from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import OptimizerConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train.checkpoint.description import description_text, entry_json
 from decod.train.checkpoint.entries import (
     MEAN_PREFIX,

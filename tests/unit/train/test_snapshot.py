@@ -9,10 +9,9 @@ import torch
 
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import OptimizerConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, entry_json, placed
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
 from decod.train.executor import StageExecutor

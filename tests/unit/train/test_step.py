@@ -12,10 +12,10 @@ from decod.compression.plan import Method
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.planner.partition import part_sizes
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
+    BatchConfig,
     OptimizerConfig,
     ReductionConfig,
     SyncConfig,

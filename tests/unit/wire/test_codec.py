@@ -12,8 +12,8 @@ from decod.ids import NodeId, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.scopes import Way
 from decod.wire import codec
+from decod.wire.codec import read_envelope
 from decod.wire.message_schema import Struct, structs
-from decod.wire.reading import read_envelope
 from decod.wire.v1 import control_pb2 as pb
 from tests.support.drawn import BASE32, objects_of
 

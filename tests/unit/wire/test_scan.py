@@ -9,7 +9,7 @@ from decod.ids import FlowId, Iteration, NodeId, RunId
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import routing_messages as routing
 from decod.wire import codec, validate
-from decod.wire.reading import ENVELOPE, envelopes_of, read_envelope
+from decod.wire.codec import ENVELOPE, envelopes_of, read_envelope
 from decod.wire.scan import scan
 from decod.wire.v1 import control_pb2
 from tests.support.messages import control_messages

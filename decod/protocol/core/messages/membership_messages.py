@@ -168,7 +168,7 @@ class Suspect(OfRun):
     """A watcher or a disappointed sender tells the leader that a node may be gone.
 
     Of itself: its compute process stands still, or it can't get the state that the era begins with
-    (`protocol.state.kept_states`).
+    (`protocol.state.rollback`).
     """
 
     node_id: NodeId

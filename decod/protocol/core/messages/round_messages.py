@@ -161,7 +161,7 @@ class BeginRound(OfAveraging):
     digests: Annotated[tuple[Number, ...], AtMost(PEERS_MAX)]
     """Of the contribution of each."""
     num_rows: Count = 1
-    """In which they stand, one after another: `decod.protocol.collaboration.rounds`."""
+    """In which they stand, one after another: `decod.protocol.collaboration.groups`."""
     listeners: PeerIds = ()
     """Peers that get the average, and contribute nothing."""
 

@@ -217,7 +217,8 @@ class HopSearch:
         for peer, reply in sorted(self._replies.items()):
             theirs = _Uses(reply)
             for flow in theirs.flows:
-                if not flow.open or not self._reaches(flow):
+                reached = flow.upstream in self.position.previous
+                if not (flow.open and reached and flow.next.peer in self.position.next):
                     continue
                 delta = difference(
                     self.position.objective,
@@ -226,9 +227,6 @@ class HopSearch:
                 )
                 candidates.append(_Candidate(delta, peer, flow, None))
         return candidates
-
-    def _reaches(self, flow: PeerFlow) -> bool:
-        return flow.upstream in self.position.previous and flow.next.peer in self.position.next
 
     def _through(self, flow: PeerFlow) -> tuple[LinkUse, LinkUse]:
         cost = self.position.cost_from(flow.upstream)

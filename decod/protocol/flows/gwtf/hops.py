@@ -294,7 +294,8 @@ class _Promised:
     edits: list[_Edit]
     answer: HopsAnswer
     judged: bool
-    """It is about a flow of this node, which has judged it; else it is a neighbour."""
+    """The change is about a flow of this node, which has judged it; else this node is a
+    neighbour."""
     age: int = 0
 
 

@@ -305,7 +305,7 @@ class Draft:
         self.build = DraftBuilding(position, self.links, self.changes, view_version)
         self._missing_ticks_left = _MISSING_TICKS_PER_STAGE * position.num_stages
         self._uneven = False
-        """It waits for changes under way to let go of units; it takes on no other."""
+        """This node waits for changes under way to let go of units; it takes on no other."""
         self.frozen = False
         """A claim has passed: this node's links stand still."""
         self._view_version = view_version

@@ -1,4 +1,4 @@
-"""The routing `flow`: decod's own search. Each node helps to draft, to improve and to settle it.
+"""The routing `flow`, decod's own: nodes build a draft, improve it, and settle it into flows.
 
 The draft begins with what the view before has left of it, or with nothing; it is improved until it
 is wanted, and is then settled into flows.

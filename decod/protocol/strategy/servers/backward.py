@@ -55,7 +55,7 @@ class StageOutput:
     unable: set[NodeId] = field(default_factory=set)
     """Workers that have given it up. Others come first."""
     lacking: bool = False
-    """It is needed again, and is not here."""
+    """The output is needed again, and is not here."""
     has_gradient: bool = False
     folded: bool = False
     revoked: bool = False
@@ -367,8 +367,7 @@ class BackwardServer:
         if self._placement is None:
             return False
         view = self._context.view
-        stage = self._context.member.stage_index
-        return self._placement.bereft(view, stage, duty)
+        return self._placement.bereft(view, self._context.member.stage_index, duty)
 
     def _output_again(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
         tensor = self._kept.get(Kind.OUTPUT, microbatch)
@@ -381,8 +380,7 @@ class BackwardServer:
         """Send an output to the stage behind. Takes over one reference."""
         assert self._placement is not None
         stage = self._context.member.stage_index
-        view = self._context.view
-        behind = self._placement.frontal(view, stage + 1, microbatch)
+        behind = self._placement.frontal(self._context.view, stage + 1, microbatch)
         return self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
 
     def fetched(self, microbatch: MicrobatchId) -> list[Effect]:

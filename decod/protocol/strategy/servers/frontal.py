@@ -68,7 +68,7 @@ class StageInput:
     returned: bool = False
     """The gradient has come back."""
     lost: bool = False
-    """Its output was made, and is needed again: even if the batch is home."""
+    """The output was made, and is needed again: even if the batch is home."""
 
 
 class FrontalServer:

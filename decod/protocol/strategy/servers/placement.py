@@ -1,4 +1,6 @@
-"""Which server deals with which microbatch: the same on every node, without a word.
+"""Which server deals with which microbatch, and what is kept to be sent to it again.
+
+All nodes find the same servers, without a word.
 
 The microbatches of a share are cut evenly among a stage's frontal servers, and among its backward
 servers, by index. So the n-th of two backward servers and the three frontal servers behind it share

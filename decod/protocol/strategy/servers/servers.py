@@ -71,8 +71,8 @@ from decod.protocol.strategy.step import (
 class Contribution:
     """One client's contribution to one average.
 
-    It has no optimizer, and no vote. The servers average what all workers contribute, and step; the
-    client then fetches the parameters.
+    The client has no optimizer, and no vote. The servers average what all workers contribute, and
+    step; the client then fetches the parameters.
 
     Args:
         context: The node's.
@@ -173,7 +173,6 @@ class Servers:
         self,
         context: Context,
         role: Role,
-        *,
         rng: Random,  # noqa: ARG002 - as every strategy is made.
     ) -> None:
         self._context = context
@@ -384,8 +383,7 @@ class Servers:
             self.contribution = Contribution(self._context)
             return
         source = self.copy.replay_source
-        loaded = self.copy.loaded
-        self.step = Step(self._context, self._policy, source, loaded=loaded)
+        self.step = Step(self._context, self._policy, source, loaded=self.copy.loaded)
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""
@@ -416,7 +414,7 @@ class Servers:
         return self.copy.stage.stepped_ahead(job.iteration)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
-        """They can't be computed: so much will be found when the step is proposed."""
+        """The squares can't be computed: so much will be found when the step is proposed."""
         return []
 
     def _state_loaded(self, now_s: float) -> list[Effect]:  # noqa: ARG002

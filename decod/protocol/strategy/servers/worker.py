@@ -51,14 +51,14 @@ that the device need not wait for the next one's way."""
 
 class TaskPhase(Enum):
     QUEUED = "queued"
-    """Its activation is here, and waits for room on the device."""
+    """The activation is here, and waits for room on the device."""
     FORWARD = "forward"
     MADE = "made"
-    """Its output has gone out."""
+    """The output has gone out."""
     FETCHING = "fetching"
-    """Its gradient is here, and the activation is not."""
+    """The gradient is here, and the activation is not."""
     RETURNING = "returning"
-    """Its gradient is here, and what the backward pass needs is, or is being computed."""
+    """The gradient is here, and what the backward pass needs is, or is being computed."""
     FOLDED = "folded"
 
 
@@ -75,9 +75,9 @@ class Task:
     attempt: tuple[int, int] = (0, 0)
     """Version of the view, and attempt, with which the gradient came."""
     on_device: bool = False
-    """What its backward pass needs takes up room there, or is about to."""
+    """What the backward pass needs takes up room there, or is about to."""
     job: Job | None = None
-    """Its pass that waits for the device, or is under way."""
+    """The pass that waits for the device, or is under way."""
     sent_version: int = -1
     """Of the view in which the output was sent last."""
     unwanted: bool = False

@@ -114,19 +114,20 @@ class WorkerRecord:
     window: int
     """Microbatches that it may be given and not have done."""
     pass_s: float
-    """How long its device takes for one, by its own account."""
+    """How long the worker's device takes for a microbatch, by its own account."""
     num_servers: int = 1
     """Whose microbatches it takes in turn."""
     idle: bool = False
-    """It has asked for more."""
+    """The worker has asked for more."""
     given: dict[MicrobatchId, float] = field(default_factory=dict)
-    """Since when it has which, oldest first."""
+    """Since when the worker has which microbatch, oldest first."""
     made: set[MicrobatchId] = field(default_factory=set)
     """Those whose forward pass it has done, and whose backward pass it will have to do."""
 
     @property
     def each_s(self) -> float:
-        """How long it takes for one: beside those of the other servers, unless it has none."""
+        """How long the worker takes for a microbatch: beside those of other servers, unless it has
+        none."""
         return self.pass_s if self.idle else self.pass_s * self.num_servers
 
     def left_s(self, microbatch: MicrobatchId) -> float:

@@ -11,10 +11,9 @@ from decod.config.schema import average_size_bytes, count_parameters
 from decod.errors import ConfigError
 from decod.lab.files.hosts_file import load_run_hosts, run_hosts_of
 from decod.lab.files.work_of_run import work_of
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import Organisation, RunConfig
-from decod.run.training_config import ServersConfig
+from decod.run.training_config import BatchConfig, ServersConfig
 
 MODEL = ModelConfig(
     num_hidden_layers=6,

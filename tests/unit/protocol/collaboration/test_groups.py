@@ -3,7 +3,7 @@
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.collaboration.rounds import GROUP_MAX, Groups, num_rows
+from decod.protocol.collaboration.groups import GROUP_MAX, Groups, num_rows
 
 SIZES = [1, 2, 3, GROUP_MAX, GROUP_MAX + 1, 23, 24, 35, 36, 64, 100, 257]
 

@@ -7,9 +7,9 @@ import pytest
 from decod.protocol.flows.building import RelayFlows
 from decod.protocol.node_machine import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
-from decod.run.batch_config import BatchConfig
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.training_config import BatchConfig
 from decod.sim.core import pipeline_of
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario

@@ -10,10 +10,9 @@ import pytest
 
 from decod.ids import FlowId, NodeId
 from decod.lab.sim.routing_trial import Society, Weather
-from decod.planner.deciding import decide
+from decod.planner.deciding import decide, shortened
 from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
 from decod.planner.settlement import DraftPath, fair_shares, settle
-from decod.planner.shortening import shortened
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished

@@ -5,8 +5,7 @@ from random import Random
 import pytest
 
 from decod.ids import NodeId
-from decod.planner.flow_schedule import Task, Timing, dealt_out, finish_times
-from decod.planner.graph import Link
+from decod.planner.graph import Link, Task, Timing, dealt_out, finish_times
 
 D, E, A, B, Z = (NodeId(name) for name in "deabz")
 

@@ -229,10 +229,6 @@ class Rollback:
         return self._opening is not None
 
     @property
-    def _lacks(self) -> bool:
-        return self.active or bool(self._stuck)
-
-    @property
     def _origin(self) -> Origin:
         assert self._opening is not None
         assert self._opening.origin is not None
@@ -251,7 +247,7 @@ class Rollback:
             entering: The node was no member before: its stage is built, in the run's first state.
             moved: It was a member of another stage, or what it has built is not there any more.
         """
-        lacks = self._lacks
+        lacks = self.active or bool(self._stuck)
         stage = self._stage
         iteration = opening.anchor.number
         effects = self._abandon()

@@ -8,9 +8,17 @@ import pytest
 
 from decod.ids import NodeId
 from decod.lab.planner.optimal import optimal_routes
-from decod.planner.flow_schedule import Timing, dealt_out, finish_times
-from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
-from decod.planner.shortening import shortened
+from decod.planner.deciding import shortened
+from decod.planner.graph import (
+    FlowGraph,
+    GraphNode,
+    Link,
+    Route,
+    Timing,
+    broken_rules,
+    dealt_out,
+    finish_times,
+)
 
 HOMES = [NodeId("d0"), NodeId("d1")]
 SHARES = {HOMES[0]: 2, HOMES[1]: 1}
