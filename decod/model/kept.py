@@ -60,8 +60,8 @@ def _of_block(model: ModelConfig) -> int:
     width = model.hidden_size
     # Queries and what they have read, keys and values. Norms of queries and keys keep their inputs.
     heads = (3 if model.qk_norm else 2) * (model.query_width + model.key_width)
-    # Inputs of both halves, and the two inner activations of the feed-forward network. See
-    # `decod.model.lean`.
+    # Inputs of both halves, and the two inner activations of the feed-forward network. Norms and
+    # gates are computed again: see `decod.model.autograd`.
     numbers = 2 * width + heads + 2 * model.intermediate_size
     # The logarithm of each head's sum of weights, in float32 or wider.
     num_wide = model.num_attention_heads

@@ -13,9 +13,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from decod.model.attention import causal_attention
+from decod.model.autograd import projected
 from decod.model.cache import KeyValueCache
-from decod.model.later import WeightProducts
-from decod.model.lean import add_gated_mlp, add_projection, norm_project, normed_rotated, rotated
 from decod.model.norm import RmsNorm
 from decod.model.rotary import Rotary, rotate
 from decod.run.model_config import ModelConfig
@@ -40,49 +39,36 @@ class LlamaAttention(nn.Module):
 
     @override
     def forward(
-        self, hidden_BTD: Tensor, rotary: Rotary, cache: KeyValueCache | None = None
+        self,
+        hidden_BTD: Tensor,
+        norm: RmsNorm,
+        rotary: Rotary,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Return attention's contribution to the residual stream, (B, T, D).
 
-        With a cache, the positions follow those that it holds, and are added to it.
+        Args:
+            hidden_BTD: Residual stream.
+            norm: Makes the normed copy of it that is read.
+            rotary: Angles of the positions.
+            cache: Holds the positions before. The positions are added to it.
         """
-        query_BTHE = self._split(self.q_proj(hidden_BTD))
-        key_BTKE = self._split(self.k_proj(hidden_BTD))
-        if self.q_norm is not None and self.k_norm is not None:
-            query_BTHE, key_BTKE = self.q_norm(query_BTHE), self.k_norm(key_BTKE)
-        query_BTHE, key_BTKE = rotate(query_BTHE, rotary), rotate(key_BTKE, rotary)
-        value_BTKE = self._split(self.v_proj(hidden_BTD))
+        linears = (self.q_proj, self.k_proj, self.v_proj)
+        heads = projected(norm.of, (hidden_BTD, norm.weight), linears)
+        query_BTHE, key_BTKE, value_BTKE = (
+            part.view(*part.shape[:-1], -1, self.head_width) for part in heads
+        )
+        query_BTHE = _placed(query_BTHE, self.q_norm, rotary)
+        key_BTKE = _placed(key_BTKE, self.k_norm, rotary)
         result: Tensor = self.o_proj(causal_attention(query_BTHE, key_BTKE, value_BTKE, cache))
         return result
 
-    def add_lean(
-        self, hidden_BTD: Tensor, norm: RmsNorm, rotary: Rotary, later: WeightProducts | None
-    ) -> Tensor:
-        """Return the input plus `forward` of its norm. Keep less for backward."""
-        linears = (self.q_proj, self.k_proj, self.v_proj)
-        projected = norm_project(
-            hidden_BTD,
-            norm.weight,
-            norm.eps,
-            tuple(linear.weight for linear in linears),
-            tuple(linear.bias for linear in linears),
-            later,
-        )
-        query_BTHE, key_BTKE, value_BTKE = (self._split(part) for part in projected)
-        query_BTHE = _placed_lean(query_BTHE, self.q_norm, rotary)
-        key_BTKE = _placed_lean(key_BTKE, self.k_norm, rotary)
-        mixed_BTD = causal_attention(query_BTHE, key_BTKE, value_BTKE)
-        return add_projection(hidden_BTD, mixed_BTD, self.o_proj.weight, later)
 
-    def _split(self, projected_BTD: Tensor) -> Tensor:
-        return projected_BTD.view(*projected_BTD.shape[:-1], -1, self.head_width)
-
-
-def _placed_lean(heads_BTHE: Tensor, norm: RmsNorm | None, rotary: Rotary) -> Tensor:
+def _placed(heads_BTHE: Tensor, norm: RmsNorm | None, rotary: Rotary) -> Tensor:
     """Return queries or keys at their positions, normed if there is a norm."""
-    if norm is None:
-        return rotated(heads_BTHE, rotary)
-    return normed_rotated(heads_BTHE, norm.weight, norm.eps, rotary)
+    if norm is not None:
+        (heads_BTHE,) = projected(norm.of, (heads_BTHE, norm.weight), ())
+    return rotate(heads_BTHE, rotary)
 
 
 class SwiGlu(nn.Module):
@@ -96,25 +82,28 @@ class SwiGlu(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     @override
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Return the network's contribution to the residual stream, (B, T, D)."""
-        gated = functional.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD)
-        result: Tensor = self.down_proj(gated)
+    def forward(self, hidden_BTD: Tensor, norm: RmsNorm) -> Tensor:
+        """Return the network's contribution to the residual stream, (B, T, D).
+
+        Args:
+            hidden_BTD: Residual stream.
+            norm: Makes the normed copy of it that is read.
+        """
+        linears = (self.gate_proj, self.up_proj)
+        gate_BTI, up_BTI = projected(norm.of, (hidden_BTD, norm.weight), linears)
+        (result,) = projected(_gated, (gate_BTI, up_BTI), (self.down_proj,))
         return result
 
 
+def _gated(gate_BTI: Tensor, up_BTI: Tensor) -> Tensor:
+    return functional.silu(gate_BTI) * up_BTI
+
+
 class LlamaBlock(nn.Module):
-    """Attention, then feed-forward, each on a normed copy of the residual stream.
+    """Attention, then feed-forward, each on a normed copy of the residual stream."""
 
-    Args:
-        model: Widths and numbers of heads.
-        lean: Keep less for backward. False is plain autograd, which serves as the oracle and as
-            the baseline of decod's benchmarks.
-    """
-
-    def __init__(self, model: ModelConfig, *, lean: bool = False) -> None:
+    def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.lean = lean
         self.input_layernorm = RmsNorm(model.hidden_size, model.norm_eps)
         self.self_attn = LlamaAttention(model)
         self.post_attention_layernorm = RmsNorm(model.hidden_size, model.norm_eps)
@@ -122,26 +111,15 @@ class LlamaBlock(nn.Module):
 
     @override
     def forward(
-        self,
-        hidden_BTD: Tensor,
-        rotary: Rotary,
-        later: WeightProducts | None = None,
-        cache: KeyValueCache | None = None,
+        self, hidden_BTD: Tensor, rotary: Rotary, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Return the residual stream after the block, (B, T, D).
 
         Args:
             hidden_BTD: Residual stream before it.
             rotary: Angles of the positions.
-            later: Takes the products of weights' gradients; lean blocks only.
-            cache: Of the positions before; not for lean blocks.
+            cache: Of the positions before.
         """
-        before, after = self.input_layernorm, self.post_attention_layernorm
-        if self.lean:
-            hidden_BTD = self.self_attn.add_lean(hidden_BTD, before, rotary, later)
-            mlp = self.mlp
-            weights = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
-            return add_gated_mlp(hidden_BTD, after.weight, after.eps, weights, later)
-        hidden_BTD = hidden_BTD + self.self_attn(before(hidden_BTD), rotary, cache)
-        result: Tensor = hidden_BTD + self.mlp(after(hidden_BTD))
+        hidden_BTD = hidden_BTD + self.self_attn(hidden_BTD, self.input_layernorm, rotary, cache)
+        result: Tensor = hidden_BTD + self.mlp(hidden_BTD, self.post_attention_layernorm)
         return result

@@ -17,8 +17,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from decod.model.fused import fused
-from decod.model.product import add_weight_product, project
 from decod.model.shape import LOSS_ROWS_MIN
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -47,7 +45,7 @@ def _loss_alone(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tenso
     wide = torch.promote_types(hidden_ND.dtype, torch.float32)
     loss = torch.zeros((), dtype=wide, device=hidden_ND.device)
     for here in _chunks(hidden_ND, table_VD):
-        logits_CV = project(hidden_ND[here], table_VD)
+        logits_CV = hidden_ND[here] @ table_VD.T
         loss += _loss_of(logits_CV, targets_N[here, None], wide)
         # Otherwise they would exist while the next ones are computed.
         del logits_CV
@@ -60,13 +58,11 @@ def _chunks(hidden_ND: Tensor, table_VD: Tensor) -> Iterator[slice]:
         yield slice(start, start + size)
 
 
-@fused
 def _loss_of(logits_CV: Tensor, targets_C1: Tensor, wide: torch.dtype) -> Tensor:
     """Return the sum of some rows' losses. Logits of the wide dtype are changed."""
     return _exponentiate(logits_CV.to(wide), targets_C1)[1]
 
 
-@fused
 def _loss_to_gradient(
     logits_CV: Tensor, targets_C1: Tensor, num_rows: int, wide: torch.dtype
 ) -> Tensor:
@@ -116,10 +112,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         gradient_VD = torch.zeros_like(table_VD, dtype=wide)
         for here in _chunks(hidden_ND, table_VD):
             rows_CD, targets_C1 = hidden_ND[here], targets_N[here, None]
-            gradient_CV = project(rows_CD, table_VD)
+            gradient_CV = rows_CD @ table_VD.T
             loss += _loss_to_gradient(gradient_CV, targets_C1, num_rows, wide)
-            gradient_ND[here] = project(gradient_CV, table_VD.T)
-            add_weight_product(gradient_VD, gradient_CV, rows_CD)
+            gradient_ND[here] = gradient_CV @ table_VD
+            if gradient_CV.dtype == wide:
+                gradient_VD.addmm_(gradient_CV.T, rows_CD)
+            else:
+                gradient_VD.add_(gradient_CV.T @ rows_CD)
             # Otherwise it would exist while the next one is computed.
             del gradient_CV
         ctx.save_for_backward(gradient_ND, gradient_VD.to(table_VD.dtype))

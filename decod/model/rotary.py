@@ -13,7 +13,6 @@ import math
 import torch
 from torch import Tensor
 
-from decod.model.fused import fused
 from decod.run.model_config import ModelConfig, RopeType
 
 Rotary = tuple[Tensor, Tensor]
@@ -53,11 +52,7 @@ def _frequencies(model: ModelConfig, dtype: torch.dtype) -> Tensor:
 
 def rotate(heads_BTHE: Tensor, rotary: Rotary) -> Tensor:
     """Return the heads, (B, T, H, E), turned by their positions' angles."""
-    return _turned(heads_BTHE, *rotary)
-
-
-@fused
-def _turned(heads_BTHE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    cos, sin = rotary
     first, second = heads_BTHE.chunk(2, dim=-1)
     # Few operations matter here: on a CPU, four products and a concatenation take four times
     # longer.

@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from decod.model.cache import KeyValueCache
 from decod.model.gpt2 import Gpt2Block
-from decod.model.later import WeightProducts
 from decod.model.llama import LlamaBlock
 from decod.model.loss import linear_cross_entropy
 from decod.model.norm import RmsNorm
@@ -39,22 +38,16 @@ class Stage(nn.Module):
     Args:
         model: The whole model.
         blocks: Indexes of the slice's blocks.
-        lean: Blocks keep less for backward, if their kind can; see `decod.model.lean`.
     """
 
-    def __init__(self, model: ModelConfig, blocks: range, *, lean: bool = False) -> None:
+    def __init__(self, model: ModelConfig, blocks: range) -> None:
         super().__init__()
         self.config = model
         self._rotary: Rotary | None = None
-        self.later: WeightProducts | None = None
-        """Takes weight gradients that can wait, from lean blocks."""
         self.layers = nn.ModuleDict()
         for index in blocks:
-            self.layers[str(index)] = (
-                Gpt2Block(model)
-                if model.model_type is Architecture.GPT2
-                else LlamaBlock(model, lean=lean)
-            )
+            gpt2 = model.model_type is Architecture.GPT2
+            self.layers[str(index)] = Gpt2Block(model) if gpt2 else LlamaBlock(model)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """Return the parameters under their checkpoint names, in sorted order."""
@@ -98,7 +91,7 @@ class Stage(nn.Module):
         Args:
             hidden_BTD: (B, T, D) in the module's dtype and on its device. Not changed.
             caches: One for each block, all of one text, which the positions continue. None: the
-                positions begin a text. Not for lean blocks.
+                positions begin a text.
         """
         of_blocks = [None] * len(self.layers) if caches is None else caches
         if self.config.model_type is Architecture.GPT2:
@@ -117,7 +110,7 @@ class Stage(nn.Module):
             )
         rotary = (self._rotary[0][start:end], self._rotary[1][start:end])
         for block, cache in zip(self.layers.values(), of_blocks, strict=True):
-            hidden_BTD = block(hidden_BTD, rotary, self.later, cache)
+            hidden_BTD = block(hidden_BTD, rotary, cache)
         return hidden_BTD
 
     @override
@@ -180,8 +173,8 @@ class FirstStage(Stage):
     With all blocks it is the whole model. The arguments are those of `Stage`.
     """
 
-    def __init__(self, model: ModelConfig, blocks: range, *, lean: bool = False) -> None:
-        super().__init__(model, blocks, lean=lean)
+    def __init__(self, model: ModelConfig, blocks: range) -> None:
+        super().__init__(model, blocks)
         ends = Gpt2Ends if model.model_type is Architecture.GPT2 else LlamaEnds
         self.inner: Gpt2Ends | LlamaEnds = ends(model)
         self.lm_head: nn.Linear | None = None
@@ -257,10 +250,10 @@ def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> S
     blocks = stage_blocks(model, stages)[stage_index]
     with torch.device("meta"), _NothingDrawn():
         kind = FirstStage if stage_index == 0 else Stage
-        return kind(model, blocks, lean=True)
+        return kind(model, blocks)
 
 
 def empty_model(model: ModelConfig) -> FirstStage:
-    """Return the whole model as one plain module without memory. Call `place` before use."""
+    """Return the whole model as one module without memory. Call `place` before use."""
     with torch.device("meta"), _NothingDrawn():
         return FirstStage(model, range(model.num_hidden_layers))

@@ -304,10 +304,6 @@ class StageExecutor:
         self.reset()
         self._place(self._built.stage, self._built.state, self._built.shards)
 
-    def finish_backward(self) -> bool:
-        """Compute what the last backward pass has put off. Return whether there was anything."""
-        return self._parts is not None and self._parts.gradient.finish()
-
     def exchange(self, spec: AverageSpec = WHOLE, *, ahead: bool = False) -> Exchange:
         """Return this member's part in an average. `ahead`: it travels while members train on."""
         return (self._built.ahead if ahead else self._built.now).of(spec)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
+from decod.model.autograd import Output
 from decod.model.stage import FirstStage, Stage
 from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED
 from decod.stopwatch import Stopwatch
@@ -28,7 +29,6 @@ from decod.train.activations import ActivationCodec
 from decod.train.copies import arrived, arriving, number
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
-from decod.train.output import Output
 from decod.train.reduction import cut, require_finite
 from decod.train.token_source import TokenSource, read_tokens
 

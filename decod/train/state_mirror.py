@@ -108,10 +108,6 @@ class Mirror:
         self._built.passes.clear()
         self._built.gradient.clear()
 
-    def finish_backward(self) -> bool:
-        """Compute what the last backward pass has put off. Return whether there was anything."""
-        return self._parts is not None and self._parts.gradient.finish()
-
     def settle(self) -> str:
         """Finish the sum of gradients. Return why it is unusable; empty if it is not."""
         try:
