@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from decod.daemon.run_snapshot import SnapshotSources, StageSnapshot, require_begun, run_snapshot
-from decod.model.header import DTYPE_NAMES
-from decod.model.weights import is_finite
+from decod.model.weights import DTYPE_NAMES, is_finite
 from decod.model.writing import ModelWriter, unwritable
 from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end

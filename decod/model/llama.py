@@ -1,23 +1,45 @@
-"""Llama's block: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""Llama's block: RMSNorm, rotary positions, grouped-query attention, SwiGLU; and both ends.
 
 Qwen2 is the same with biases on the query, key and value projections. Qwen3 has no biases, but a
 norm on every query and key, and heads whose width does not depend on the model's.
 
-Legend: B sequences, T positions, D width, H query heads, K key-value heads, E a head's width.
+Legend: B sequences, T positions, D width, V vocabulary, H query heads, K key-value heads, E a
+head's width, I inner width.
 
 Source: LLaMA (arXiv:2302.13971), section 2.2; GQA (arXiv:2305.13245).
 """
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from decod.model.attention import causal_attention
+from decod.model.attention import KeyValueCache, Rotary, causal_attention, rotate
 from decod.model.autograd import projected
-from decod.model.cache import KeyValueCache
-from decod.model.norm import RmsNorm
-from decod.model.rotary import Rotary, rotate
 from decod.run.model_config import ModelConfig
+
+
+class RmsNorm(nn.Module):
+    """The norm with its weight (D,)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    @override
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the normed activations, (B, T, D)."""
+        return self.of(hidden_BTD, self.weight)
+
+    def of(self, hidden_BTD: Tensor, weight_D: Tensor) -> Tensor:
+        """Return the norm with a given weight, (B, T, D), in the input's dtype."""
+        if hidden_BTD.is_cuda:
+            return functional.rms_norm(hidden_BTD, weight_D.shape, weight_D, self.eps)
+        # On CPUs torch's fused call is about three times slower than these operations.
+        wide_BTD = hidden_BTD.to(torch.promote_types(hidden_BTD.dtype, torch.float32))
+        scale_BT1 = torch.rsqrt(wide_BTD.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (hidden_BTD * scale_BT1).to(hidden_BTD.dtype) * weight_D
 
 
 class LlamaAttention(nn.Module):
@@ -123,3 +145,26 @@ class LlamaBlock(nn.Module):
         hidden_BTD = hidden_BTD + self.self_attn(hidden_BTD, self.input_layernorm, rotary, cache)
         result: Tensor = hidden_BTD + self.mlp(hidden_BTD, self.post_attention_layernorm)
         return result
+
+
+class LlamaEnds(nn.Module):
+    """Llama's parts outside its blocks, except the head."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
+        self.norm = RmsNorm(model.hidden_size, model.norm_eps)
+
+    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:  # noqa: ARG002 - as GPT-2's.
+        """Return the embedded tokens, (B, T, D)."""
+        result: Tensor = self.embed_tokens(tokens_BT)
+        return result
+
+    def leave(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the normed residual stream, (B, T, D)."""
+        result: Tensor = self.norm(hidden_BTD)
+        return result
+
+    def table(self) -> Tensor:
+        """Return the embedding's weights, (V, D)."""
+        return self.embed_tokens.weight

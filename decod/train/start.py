@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from decod.errors import CheckpointError
-from decod.model.header import read_config
 from decod.model.hf import require_same
 from decod.model.hf_folder import fill_weights
-from decod.model.initial_weights import initial_pieces
+from decod.model.stage import initial_pieces
+from decod.model.weights import read_config
 from decod.run.model_config import ModelConfig
 from decod.train.checkpoint.entries import MASTER_PREFIX
 from decod.train.checkpoint.places import Folder

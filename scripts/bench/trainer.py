@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from decod.model import llama
-from decod.model.initial_weights import initial_weight
-from decod.model.stage import Stage
+from decod.model.stage import Stage, initial_weight
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig
 

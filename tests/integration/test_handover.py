@@ -10,9 +10,8 @@ import pytest
 
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.model.stage import TORCH_DTYPES
+from decod.model.stage import TORCH_DTYPES, initial_weight
 from decod.run.run_config import RunConfig
 from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from decod.compression.fragments import StagePlans
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import stage_shapes
-from decod.model.stage import empty_model
+from decod.model.stage import empty_model, initial_weight
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.adamw import learning_rate

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from decod.model import llama
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model
+from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model, initial_weight
 from decod.run.model_config import ModelConfig
 from decod.run.training_config import OptimizerConfig
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from decod.files import PieceFile
-from decod.model.header import DTYPE_NAMES
+from decod.model.weights import DTYPE_NAMES
 from decod.train.checkpoint.checkpoint_files import FileOperations, remove_tree
 from decod.train.checkpoint.description import Description, aligned
 from decod.train.checkpoint.entries import TensorEntry, refused_state

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from decod.model.attention import rotary_tables
 from decod.model.autograd import Output
 from decod.model.llama import LlamaBlock
-from decod.model.rotary import rotary_tables
 from decod.model.stage import TORCH_DTYPES, Stage
 from decod.run.model_config import ModelConfig, ModelDtype
 from decod.train.measure import held_bytes

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from decod.errors import DataError
-from decod.model.header import read_config
 from decod.model.hf_folder import read_weights
 from decod.model.stage import FirstStage
+from decod.model.weights import read_config
 from decod.run.model_config import ModelDtype
 from tests.support.model_folders import write_folder
 from tests.support.oracle import (
