@@ -33,8 +33,6 @@ from decod.net.rate_caps import UNLIMITED, Pace
 from decod.net.storing import PacedCopy
 from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end
-from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
     check_tensors,
@@ -43,11 +41,17 @@ from decod.train.checkpoint.entries import (
     state_size_bytes,
     state_tensors,
 )
-from decod.train.checkpoint.iteration_folders import StageBlob, stage_file
+from decod.train.checkpoint.iteration_folders import (
+    ArrivedStage,
+    ArrivingStages,
+    StageBlob,
+    stage_file,
+)
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings, packed
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
 from decod.train.checkpoint.store import (
+    CheckpointConfig,
     CheckpointStore,
     find_checkpoints,
     remove_unfinished,

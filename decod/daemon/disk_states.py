@@ -28,14 +28,15 @@ from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.tasks import TaskSet, in_thread, to_its_end
 from decod.texts import why_of
-from decod.train.checkpoint.arriving import ArrivedStage
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
+    QuietSink,
     described_hash,
     parse_description,
 )
-from decod.train.checkpoint.iteration_folders import numbered, stage_file
+from decod.train.checkpoint.entries import StateBytes
+from decod.train.checkpoint.iteration_folders import ArrivedStage, numbered, stage_file
 from decod.train.checkpoint.places import Folder
 from decod.train.checkpoint.stage_states import (
     KEPT_PER_STAGE,
@@ -43,9 +44,7 @@ from decod.train.checkpoint.stage_states import (
     StateStore,
     state_of_checkpoint,
 )
-from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.store import find_problems, read_checkpoint
-from decod.train.checkpoint.transfer import QuietSink
 
 _MIRROR_LIMITS = Limits(state_donors_max=2, download_share=0.5, run_of_chunks_s=0.5)
 """Limits for fetching a mirror, which is not urgent: half of the time is left to tensors."""

@@ -14,7 +14,6 @@ from decod.model.writing import ModelWriter, unwritable
 from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end
 from decod.texts import why_of
-from decod.train.checkpoint.arriving import StateInFile, slices
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, Description
 from decod.train.checkpoint.entries import (
     TensorEntry,
@@ -22,6 +21,7 @@ from decod.train.checkpoint.entries import (
     refused_state,
     weight_tensors,
 )
+from decod.train.checkpoint.iteration_folders import StateInFile, slices
 
 
 async def export_model(sources: SnapshotSources, run: RunConfig, folder: Path) -> int:

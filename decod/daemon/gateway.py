@@ -41,8 +41,7 @@ from decod.protocol.core.messages.forwarding_messages import Way
 from decod.protocol.core.messages.replay_messages import Follow
 from decod.protocol.core.view import Member, Reach
 from decod.stopwatch import Stopwatch
-from decod.train.checkpoint.description import Description
-from decod.train.checkpoint.transfer import StateSink
+from decod.train.checkpoint.description import Description, StateSink
 from decod.wire.codec import Decoded
 
 _REACHED_MAX = 20_000

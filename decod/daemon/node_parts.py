@@ -29,7 +29,7 @@ from decod.net.net_limits import LIMITS
 from decod.net.server import DataServices, PeerServer
 from decod.net.storing import Sharing
 from decod.protocol.core.view import Role
-from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.places import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.stage_states import StateStore
 from decod.train.checkpoint.store import run_folder

@@ -17,8 +17,7 @@ from decod.run.run_config import RunConfig
 from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description, described_hash, unlike_hash
 from decod.train.checkpoint.entries import check_tensors, moments_of, state_tensors
-from decod.train.checkpoint.shared import SharedCheckpoints
-from decod.train.checkpoint.shared_store import SharedStore, open_store
+from decod.train.checkpoint.shared import SharedCheckpoints, SharedStore, open_store
 
 _ASK_AGAIN_S = 600.0
 """How long a member without a store is not asked again. It may have been restarted with one."""

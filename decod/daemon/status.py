@@ -22,7 +22,7 @@ from decod.protocol.core.view import Role, View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.run.run_config import Organisation, RunConfig
 from decod.run.training_config import SyncConfig
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.description import Transfer
 
 WAITING = "waiting"
 """State of a run without a leader that has a quorum, as far as this node knows."""

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from decod.errors import CheckpointError
 from decod.train.checkpoint.description import Chunk, Description, cut
 from decod.train.checkpoint.places import File, opened
-from decod.train.checkpoint.shared import find_stored
-from decod.train.checkpoint.shared_store import SharedStore
+from decod.train.checkpoint.shared import SharedStore, find_stored
 from decod.train.checkpoint.store import CheckpointTensor, find_tensors
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from decod.driver.fetching import outlook
 from decod.obs.terminal import PatientTerminal
 from decod.texts import size_text, span
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.description import Transfer
 
 _INTERVAL_S = 0.5
 _BAR_CHARACTERS = 24

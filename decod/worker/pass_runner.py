@@ -15,10 +15,9 @@ from decod.data.block import Block
 from decod.protocol.core import jobs
 from decod.protocol.core.daemon_jobs import GiveBlock, SetRecompute, SetThreads, SpreadStage
 from decod.protocol.core.running import runs
+from decod.train.executor_config import joined
 from decod.train.measure import Measurable, measure, synchronize
-from decod.train.passes import Passes
-from decod.train.rows import joined
-from decod.train.token_source import TokenSource
+from decod.train.passes import Passes, TokenSource
 from decod.worker.arena_view import Arena, Region
 from decod.worker.configure import (
     change_num_threads,

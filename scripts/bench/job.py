@@ -23,7 +23,7 @@ from decod.run.batch_config import BatchConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 
 Batch = list[npt.NDArray[np.int64]]
 """The microbatches of an iteration, each (B, T + 1) token ids."""

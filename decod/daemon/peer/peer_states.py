@@ -13,7 +13,7 @@ from decod.memory_files import is_in_memory, new_memory_file
 from decod.net.donor import StateRequest
 from decod.net.download import Donor, DownloadTerms, download
 from decod.protocol.collaboration.loop import LoadState
-from decod.train.checkpoint.transfer import QuietSink
+from decod.train.checkpoint.description import QuietSink
 
 
 class CopyNotes:

@@ -3,7 +3,8 @@
 A sketch is a few sums over a tensor, in each of which every element has a random sign. The squared
 distance of two sketches is, on average, that of their tensors. Sketches with the same signs add up
 as their tensors do. The signs follow from a seed. Nobody but its maker may know it until the tensor
-is there, so nobody can make another tensor of the same sketch. `decod.train.sketches` makes them.
+is there, so nobody can make another tensor of the same sketch. `decod.train.standing_out` makes
+them.
 
 Source: M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002.
 Deviation: an element's bucket follows from its position, and only its sign is drawn.

@@ -8,7 +8,7 @@ from typing_extensions import override
 from decod.protocol.core.daemon_jobs import Configure, Configured
 from decod.protocol.core.jobs import Build, Built, Replayed, ReplayPasses, Reset
 from decod.protocol.core.running import runs
-from decod.train.state_mirror import Mirror
+from decod.train.ranks import Mirror
 from decod.worker.arena_view import Arena
 from decod.worker.configure import make_mirror
 from decod.worker.job import Request, malformed
