@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from decod.model.loss import linear_cross_entropy
+from decod.model.autograd import linear_cross_entropy
 
 
 def in_one_piece(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tensor:

@@ -41,9 +41,12 @@ from decod.ids import NodeId  # noqa: E402
 from decod.lab.planner.hosts import HostKind, TrainingHost, TrainingProblem, TrainingWork  # noqa: E402
 from decod.lab.planner.servers.objective import IterationTime, iteration_time_s  # noqa: E402
 from decod.lab.planner.servers.servers_layout import ServedStage, ServersLayout, broken_rules  # noqa: E402
-from decod.model.initial_weights import initial_weight  # noqa: E402
 from decod.model.shape import model_shapes  # noqa: E402
-from decod.model.stage import FirstStage, empty_model  # noqa: E402
+from decod.model.stage import (  # noqa: E402  # noqa: E402
+    FirstStage,
+    empty_model,
+    initial_weight,
+)
 from decod.run.model_config import ModelConfig, StagesConfig  # noqa: E402
 from decod.run.protocol_config import NO_AUDITS, ProtocolConfig  # noqa: E402
 from decod.run.run_config import Organisation, RunConfig  # noqa: E402

@@ -59,7 +59,7 @@ def list_(*, as_json: bool, state_dir: Path, checkpoint_store: str | None) -> No
 def _found(state_dir: Path, store: str | None) -> list[Any]:
     """Return the checkpoints of a state folder, and of a store if one is given, newest first."""
     from decod.daemon.resume import find_all
-    from decod.train.checkpoint.shared_store import open_store
+    from decod.train.checkpoint.shared import open_store
 
     return find_all(state_dir, None if store is None else open_store(store))
 

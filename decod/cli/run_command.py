@@ -122,7 +122,7 @@ def _text_from(run: "RunConfig", folder: Path) -> str:
     from decod.config.run_file import DataSource
     from decod.config.template import render_run_file
     from decod.daemon.exporting import base_model_of
-    from decod.model.header import training_dtype
+    from decod.model.weights import training_dtype
     from decod.train.model_folder import judge_folder
 
     given = judge_folder(folder, trains=True).config

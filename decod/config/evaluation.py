@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from decod.errors import ConfigError
-from decod.train.checkpoint.checkpoint_params import EVERY_MAX
+from decod.train.checkpoint.store import EVERY_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from decod.model.kept import input_bytes, kept_bytes, loss_bytes
-from decod.model.shape import block_shapes, stage_shapes
+from decod.model.shape import block_shapes, input_bytes, kept_bytes, loss_bytes, stage_shapes
 from decod.run.model_config import ModelDtype, stage_blocks
 from decod.run.run_config import RunConfig
 from decod.train.checkpoint.entries import DTYPE_BYTES, moments_of, state_tensors

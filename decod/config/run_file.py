@@ -17,7 +17,7 @@ from decod.errors import ConfigError
 from decod.objects import is_url
 from decod.paths import absolute_path, full_path
 from decod.run.run_config import RunConfig
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 
 CACHE_MIN_GIB, CACHE_MAX_GIB = 1 / 16, 2.0**20
 

@@ -19,7 +19,7 @@ from decod.config.evaluation import EvaluationConfig
 from decod.config.run_file import DataSource
 from decod.config.usual import USUAL_KEYS, with_usual
 from decod.run.run_config import RunConfig
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 
 _WIDTH = 98
 

@@ -35,8 +35,6 @@ from decod.net.storing import NoStoreError, PacedCopy
 from decod.protocol.core.view import Member
 from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end
-from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.description import Description, described_hash, unlike_hash
 from decod.train.checkpoint.entries import (
     check_tensors,
@@ -45,12 +43,23 @@ from decod.train.checkpoint.entries import (
     state_size_bytes,
     state_tensors,
 )
-from decod.train.checkpoint.iteration_folders import StageBlob, stage_file
+from decod.train.checkpoint.iteration_folders import (
+    ArrivedStage,
+    ArrivingStages,
+    StageBlob,
+    stage_file,
+)
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings, packed
 from decod.train.checkpoint.places import Folder
-from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
-from decod.train.checkpoint.shared_store import SharedStore, open_store
+from decod.train.checkpoint.shared import (
+    SharedCheckpoints,
+    SharedStore,
+    SharedStoreError,
+    find_stored,
+    open_store,
+)
 from decod.train.checkpoint.store import (
+    CheckpointConfig,
     CheckpointStore,
     find_checkpoints,
     remove_unfinished,

@@ -23,7 +23,7 @@ from decod.daemon.pausing.keeper import Pausable, Pausing
 from decod.errors import ConfigError
 from decod.journal.logs import log_note
 from decod.net.rate_caps import Pace, Paces
-from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.places import DiskRoom
 
 _log = logging.getLogger("decod")
 

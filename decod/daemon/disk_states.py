@@ -29,34 +29,31 @@ from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
 from decod.tasks import TaskSet, in_thread, to_its_end
 from decod.texts import clip, why_of
-from decod.train.checkpoint.arriving import ArrivedStage
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
+    QuietSink,
     cut,
     described_hash,
     parse_description,
 )
-from decod.train.checkpoint.entries import moments_of, state_tensors, weight_tensors
+from decod.train.checkpoint.entries import StateBytes, moments_of, state_tensors, weight_tensors
 from decod.train.checkpoint.initial_state import InitialState, from_checkpoint, from_folder
-from decod.train.checkpoint.iteration_folders import numbered, stage_file
+from decod.train.checkpoint.iteration_folders import ArrivedStage, numbered, stage_file
 from decod.train.checkpoint.places import File, Folder, opened
-from decod.train.checkpoint.shared import find_stored
-from decod.train.checkpoint.shared_store import SharedStore
+from decod.train.checkpoint.shared import SharedStore, find_stored
 from decod.train.checkpoint.stage_states import (
     KEPT_PER_STAGE,
     KeptState,
     StateStore,
     state_of_checkpoint,
 )
-from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.store import (
     CheckpointTensor,
     find_problems,
     find_tensors,
     read_checkpoint,
 )
-from decod.train.checkpoint.transfer import QuietSink
 
 # The first states of all stages, which the leader gives to the members of a run that goes on.
 #

@@ -32,13 +32,11 @@ from decod.durable import replace_durably
 from decod.errors import DataError
 from decod.files import read_beginning
 from decod.ids import RunId
-from decod.model.header import DTYPE_NAMES
-from decod.model.weights import is_finite
+from decod.model.weights import DTYPE_NAMES, is_finite
 from decod.model.writing import ModelWriter, unwritable
 from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end
 from decod.texts import why_of
-from decod.train.checkpoint.arriving import StateInFile, slices
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, Description
 from decod.train.checkpoint.entries import (
     TensorEntry,
@@ -46,6 +44,7 @@ from decod.train.checkpoint.entries import (
     refused_state,
     weight_tensors,
 )
+from decod.train.checkpoint.iteration_folders import StateInFile, slices
 
 # Reads what lies beside the weights in the folder of --init, and is carried to every export.
 #

@@ -57,8 +57,7 @@ from decod.protocol.core.view import Member, Reach
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
 from decod.stopwatch import Stopwatch
 from decod.tasks import TaskSet
-from decod.train.checkpoint.description import Description
-from decod.train.checkpoint.transfer import StateSink
+from decod.train.checkpoint.description import Description, StateSink
 from decod.wire.codec import Decoded
 
 # What a node's tensors have cost its links since somebody last looked.

@@ -47,7 +47,7 @@ from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
 from decod.tasks import beside, in_thread, until_first
 from decod.texts import counted
-from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.places import DiskRoom
 from decod.train.checkpoint.store import CheckpointStore, run_folder
 from decod.wall_clock import wall_clock
 

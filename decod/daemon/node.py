@@ -81,7 +81,7 @@ from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node_machine import NodeMachine
 from decod.tasks import beside, in_thread
-from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.places import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.stage_states import StateStore
 from decod.train.checkpoint.store import run_folder

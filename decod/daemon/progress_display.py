@@ -15,7 +15,7 @@ from decod.driver.fetching import outlook
 from decod.journal.run_progress import RunProgress
 from decod.journal.terminal import PatientTerminal
 from decod.texts import size_text, span
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.description import Transfer
 from decod.wall_clock import wall_clock
 
 _INTERVAL_S = 1.0

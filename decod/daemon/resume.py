@@ -20,8 +20,7 @@ from decod.train.checkpoint.entries import check_tensors, moments_of, state_tens
 from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.places import Folder
-from decod.train.checkpoint.shared import find_stored
-from decod.train.checkpoint.shared_store import SharedStore
+from decod.train.checkpoint.shared import SharedStore, find_stored
 from decod.train.checkpoint.store import (
     Checkpoint,
     find_checkpoints,

@@ -35,9 +35,8 @@ from decod.protocol.core.view import Member, View
 from decod.protocol.facts import LeaderFacts
 from decod.tasks import cancelled
 from decod.texts import clip
-from decod.train.checkpoint.description import Description, parse_description
-from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.transfer import QuietSink, copy_max_s
+from decod.train.checkpoint.description import Description, QuietSink, copy_max_s, parse_description
+from decod.train.checkpoint.entries import StateBytes
 
 HOLD_MAX_S = 60.0
 """How long commits may be held, beside the time for copying. A copy takes two jobs of a device. A

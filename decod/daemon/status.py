@@ -31,7 +31,7 @@ from decod.protocol.core.view import Member, Role, View
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.run.run_config import Organisation, RunConfig
 from decod.run.training_config import SyncConfig
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.description import Transfer
 
 # Who holds an iteration up, by what the members say that it has cost them.
 #

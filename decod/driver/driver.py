@@ -26,8 +26,8 @@ from decod.protocol.core.view import Member
 from decod.protocol.facts import NodeFacts
 from decod.protocol.node_machine import NodeMachine
 from decod.texts import clip, why_of
-from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.description import Transfer
+from decod.train.checkpoint.entries import StateBytes
 
 T = TypeVar("T")
 

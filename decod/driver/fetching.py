@@ -13,9 +13,15 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.era import Kept
 from decod.protocol.core.jobs import Snapshot
 from decod.texts import clip
-from decod.train.checkpoint.description import Chunk, Description, parse_description
-from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.transfer import QuietSink, StateSink, Transfer
+from decod.train.checkpoint.description import (
+    Chunk,
+    Description,
+    QuietSink,
+    StateSink,
+    Transfer,
+    parse_description,
+)
+from decod.train.checkpoint.entries import StateBytes
 
 _LOAD_BYTES_PER_S = 2e8
 """Rough speed of verifying and loading a state that has arrived: it hashes every byte twice."""

@@ -23,7 +23,7 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.jobs import BaseJob
 from decod.tasks import TaskSet, in_thread
-from decod.train.checkpoint.state_bytes import StateBytes
+from decod.train.checkpoint.entries import StateBytes
 
 NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""

@@ -16,9 +16,8 @@ from pathlib import Path
 
 from decod.driver.arena import ArenaRegion
 from decod.files import PieceFile
-from decod.train.checkpoint.checkpoint_files import FileOperations, remove_tree
-from decod.train.checkpoint.room import DiskRoom
-from decod.train.checkpoint.state_bytes import BytesInFile
+from decod.train.checkpoint.entries import BytesInFile
+from decod.train.checkpoint.places import DiskRoom, FileOperations, remove_tree
 
 COPIES = "copies"
 """Name of the folder. What a process leaves there that was killed, the next removes."""

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from decod.errors import DataError
-from decod.model.cache import KeyValueCache
-from decod.model.header import read_config
+from decod.model.attention import KeyValueCache
 from decod.model.hf_folder import read_weights
 from decod.model.sampling import Sampling
 from decod.model.stage import TORCH_DTYPES, empty_model
+from decod.model.weights import read_config
 
 
 class LoadedModel:

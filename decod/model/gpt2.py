@@ -1,6 +1,6 @@
-"""GPT-2's block: LayerNorm, attention, GELU, biases everywhere.
+"""GPT-2's block: LayerNorm, attention, GELU, biases everywhere; and both ends.
 
-Legend: B sequences, T positions, D width, H heads, E a head's width.
+Legend: B sequences, T positions, D width, V vocabulary, H heads, E a head's width.
 
 Source: Language Models are Unsupervised Multitask Learners (GPT-2), section 2.3. Deviation: no
 dropout, because a microbatch that is recomputed on another host must give the same result.
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from decod.model.cache import KeyValueCache
+from decod.model.attention import KeyValueCache
 from decod.run.model_config import ModelConfig
 
 
@@ -90,3 +90,28 @@ class Gpt2Block(nn.Module):
         hidden_BTD = hidden_BTD + self.attn(self.ln_1(hidden_BTD), cache)
         result: Tensor = hidden_BTD + self.mlp(self.ln_2(hidden_BTD))
         return result
+
+
+class Gpt2Ends(nn.Module):
+    """GPT-2's parts outside its blocks, except the head."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(model.vocab_size, model.hidden_size)
+        self.wpe = nn.Embedding(model.max_position_embeddings, model.hidden_size)
+        self.ln_f = nn.LayerNorm(model.hidden_size, eps=model.norm_eps)
+
+    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
+        """Return the embedded tokens plus their positions from `start` on, (B, T, D)."""
+        positions_TD = self.wpe.weight[start : start + tokens_BT.shape[1]]
+        result: Tensor = self.wte(tokens_BT) + positions_TD
+        return result
+
+    def leave(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the normed residual stream, (B, T, D)."""
+        result: Tensor = self.ln_f(hidden_BTD)
+        return result
+
+    def table(self) -> Tensor:
+        """Return the embedding's weights, (V, D)."""
+        return self.wte.weight

@@ -13,9 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from decod.model.header import unreadable
 from decod.model.shape import EMBEDDINGS
-from decod.model.weights import Stored, check_tied, find_weights, stored_bytes
+from decod.model.weights import Stored, check_tied, find_weights, stored_bytes, unreadable
 from decod.run.model_config import ModelConfig
 from decod.texts import why_of
 

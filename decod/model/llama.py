@@ -1,24 +1,45 @@
-"""Llama's block: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""Llama's block: RMSNorm, rotary positions, grouped-query attention, SwiGLU; and both ends.
 
 Qwen2 is the same with biases on the query, key and value projections. Qwen3 has no biases, but a
 norm on every query and key, and heads whose width does not depend on the model's.
 
-Legend: B sequences, T positions, D width, H query heads, K key-value heads, E a head's width.
+Legend: B sequences, T positions, D width, V vocabulary, H query heads, K key-value heads, E a
+head's width, I inner width.
 
 Source: LLaMA (arXiv:2302.13971), section 2.2; GQA (arXiv:2305.13245).
 """
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from decod.model.attention import causal_attention
-from decod.model.cache import KeyValueCache
-from decod.model.later import WeightProducts
-from decod.model.lean import add_gated_mlp, add_projection, norm_project, normed_rotated, rotated
-from decod.model.norm import RmsNorm
-from decod.model.rotary import Rotary, rotate
+from decod.model.attention import KeyValueCache, Rotary, causal_attention, rotate
+from decod.model.autograd import projected
 from decod.run.model_config import ModelConfig
+
+
+class RmsNorm(nn.Module):
+    """The norm with its weight (D,)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    @override
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the normed activations, (B, T, D)."""
+        return self.of(hidden_BTD, self.weight)
+
+    def of(self, hidden_BTD: Tensor, weight_D: Tensor) -> Tensor:
+        """Return the norm with a given weight, (B, T, D), in the input's dtype."""
+        if hidden_BTD.is_cuda:
+            return functional.rms_norm(hidden_BTD, weight_D.shape, weight_D, self.eps)
+        # On CPUs torch's fused call is about three times slower than these operations.
+        wide_BTD = hidden_BTD.to(torch.promote_types(hidden_BTD.dtype, torch.float32))
+        scale_BT1 = torch.rsqrt(wide_BTD.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (hidden_BTD * scale_BT1).to(hidden_BTD.dtype) * weight_D
 
 
 class LlamaAttention(nn.Module):
@@ -40,49 +61,36 @@ class LlamaAttention(nn.Module):
 
     @override
     def forward(
-        self, hidden_BTD: Tensor, rotary: Rotary, cache: KeyValueCache | None = None
+        self,
+        hidden_BTD: Tensor,
+        norm: RmsNorm,
+        rotary: Rotary,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Return attention's contribution to the residual stream, (B, T, D).
 
-        With a cache, the positions follow those that it holds, and are added to it.
+        Args:
+            hidden_BTD: Residual stream.
+            norm: Makes the normed copy of it that is read.
+            rotary: Angles of the positions.
+            cache: Holds the positions before. The positions are added to it.
         """
-        query_BTHE = self._split(self.q_proj(hidden_BTD))
-        key_BTKE = self._split(self.k_proj(hidden_BTD))
-        if self.q_norm is not None and self.k_norm is not None:
-            query_BTHE, key_BTKE = self.q_norm(query_BTHE), self.k_norm(key_BTKE)
-        query_BTHE, key_BTKE = rotate(query_BTHE, rotary), rotate(key_BTKE, rotary)
-        value_BTKE = self._split(self.v_proj(hidden_BTD))
+        linears = (self.q_proj, self.k_proj, self.v_proj)
+        heads = projected(norm.of, (hidden_BTD, norm.weight), linears)
+        query_BTHE, key_BTKE, value_BTKE = (
+            part.view(*part.shape[:-1], -1, self.head_width) for part in heads
+        )
+        query_BTHE = _placed(query_BTHE, self.q_norm, rotary)
+        key_BTKE = _placed(key_BTKE, self.k_norm, rotary)
         result: Tensor = self.o_proj(causal_attention(query_BTHE, key_BTKE, value_BTKE, cache))
         return result
 
-    def add_lean(
-        self, hidden_BTD: Tensor, norm: RmsNorm, rotary: Rotary, later: WeightProducts | None
-    ) -> Tensor:
-        """Return the input plus `forward` of its norm. Keep less for backward."""
-        linears = (self.q_proj, self.k_proj, self.v_proj)
-        projected = norm_project(
-            hidden_BTD,
-            norm.weight,
-            norm.eps,
-            tuple(linear.weight for linear in linears),
-            tuple(linear.bias for linear in linears),
-            later,
-        )
-        query_BTHE, key_BTKE, value_BTKE = (self._split(part) for part in projected)
-        query_BTHE = _placed_lean(query_BTHE, self.q_norm, rotary)
-        key_BTKE = _placed_lean(key_BTKE, self.k_norm, rotary)
-        mixed_BTD = causal_attention(query_BTHE, key_BTKE, value_BTKE)
-        return add_projection(hidden_BTD, mixed_BTD, self.o_proj.weight, later)
 
-    def _split(self, projected_BTD: Tensor) -> Tensor:
-        return projected_BTD.view(*projected_BTD.shape[:-1], -1, self.head_width)
-
-
-def _placed_lean(heads_BTHE: Tensor, norm: RmsNorm | None, rotary: Rotary) -> Tensor:
+def _placed(heads_BTHE: Tensor, norm: RmsNorm | None, rotary: Rotary) -> Tensor:
     """Return queries or keys at their positions, normed if there is a norm."""
-    if norm is None:
-        return rotated(heads_BTHE, rotary)
-    return normed_rotated(heads_BTHE, norm.weight, norm.eps, rotary)
+    if norm is not None:
+        (heads_BTHE,) = projected(norm.of, (heads_BTHE, norm.weight), ())
+    return rotate(heads_BTHE, rotary)
 
 
 class SwiGlu(nn.Module):
@@ -96,25 +104,28 @@ class SwiGlu(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
     @override
-    def forward(self, hidden_BTD: Tensor) -> Tensor:
-        """Return the network's contribution to the residual stream, (B, T, D)."""
-        gated = functional.silu(self.gate_proj(hidden_BTD)) * self.up_proj(hidden_BTD)
-        result: Tensor = self.down_proj(gated)
+    def forward(self, hidden_BTD: Tensor, norm: RmsNorm) -> Tensor:
+        """Return the network's contribution to the residual stream, (B, T, D).
+
+        Args:
+            hidden_BTD: Residual stream.
+            norm: Makes the normed copy of it that is read.
+        """
+        linears = (self.gate_proj, self.up_proj)
+        gate_BTI, up_BTI = projected(norm.of, (hidden_BTD, norm.weight), linears)
+        (result,) = projected(_gated, (gate_BTI, up_BTI), (self.down_proj,))
         return result
 
 
+def _gated(gate_BTI: Tensor, up_BTI: Tensor) -> Tensor:
+    return functional.silu(gate_BTI) * up_BTI
+
+
 class LlamaBlock(nn.Module):
-    """Attention, then feed-forward, each on a normed copy of the residual stream.
+    """Attention, then feed-forward, each on a normed copy of the residual stream."""
 
-    Args:
-        model: Widths and numbers of heads.
-        lean: Keep less for backward. False is plain autograd, which serves as the oracle and as
-            the baseline of decod's benchmarks.
-    """
-
-    def __init__(self, model: ModelConfig, *, lean: bool = False) -> None:
+    def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        self.lean = lean
         self.input_layernorm = RmsNorm(model.hidden_size, model.norm_eps)
         self.self_attn = LlamaAttention(model)
         self.post_attention_layernorm = RmsNorm(model.hidden_size, model.norm_eps)
@@ -122,26 +133,38 @@ class LlamaBlock(nn.Module):
 
     @override
     def forward(
-        self,
-        hidden_BTD: Tensor,
-        rotary: Rotary,
-        later: WeightProducts | None = None,
-        cache: KeyValueCache | None = None,
+        self, hidden_BTD: Tensor, rotary: Rotary, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Return the residual stream after the block, (B, T, D).
 
         Args:
             hidden_BTD: Residual stream before it.
             rotary: Angles of the positions.
-            later: Takes the products of weights' gradients; lean blocks only.
-            cache: Of the positions before; not for lean blocks.
+            cache: Of the positions before.
         """
-        before, after = self.input_layernorm, self.post_attention_layernorm
-        if self.lean:
-            hidden_BTD = self.self_attn.add_lean(hidden_BTD, before, rotary, later)
-            mlp = self.mlp
-            weights = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
-            return add_gated_mlp(hidden_BTD, after.weight, after.eps, weights, later)
-        hidden_BTD = hidden_BTD + self.self_attn(before(hidden_BTD), rotary, cache)
-        result: Tensor = hidden_BTD + self.mlp(after(hidden_BTD))
+        hidden_BTD = hidden_BTD + self.self_attn(hidden_BTD, self.input_layernorm, rotary, cache)
+        result: Tensor = hidden_BTD + self.mlp(hidden_BTD, self.post_attention_layernorm)
         return result
+
+
+class LlamaEnds(nn.Module):
+    """Llama's parts outside its blocks, except the head."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
+        self.norm = RmsNorm(model.hidden_size, model.norm_eps)
+
+    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:  # noqa: ARG002 - as GPT-2's.
+        """Return the embedded tokens, (B, T, D)."""
+        result: Tensor = self.embed_tokens(tokens_BT)
+        return result
+
+    def leave(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the normed residual stream, (B, T, D)."""
+        result: Tensor = self.norm(hidden_BTD)
+        return result
+
+    def table(self) -> Tensor:
+        """Return the embedding's weights, (V, D)."""
+        return self.embed_tokens.weight

@@ -1,29 +1,90 @@
-"""Modules of the stages: stage 0 (both ends of the model) and the relays' slices.
+"""Modules of the stages: stage 0 (both ends of the model) and the relays' slices; initial weights.
 
 A stage is built empty, on torch's meta device, and then filled with tensors that its trainer owns.
 The trainer thus decides how the memory is laid out. Parameters carry the names of Hugging Face
 checkpoints.
 
+Initial weights are a pure function of the seed and the parameter's name. Members that build the
+same stage on different hosts must hold the same bits, whatever the device, the cut into stages, or
+the host's vector instructions. `torch.normal_` does not promise that, because its vectorised path
+iterates differently from its plain one. So they use only integer sums and single correctly rounded
+multiplications, on a bit stream that NumPy guarantees not to change (NEP 19).
+
 Legend: B sequences, T positions, D width, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from decod.model.cache import KeyValueCache
-from decod.model.gpt2 import Gpt2Block
-from decod.model.later import WeightProducts
-from decod.model.llama import LlamaBlock
-from decod.model.loss import linear_cross_entropy
-from decod.model.norm import RmsNorm
-from decod.model.rotary import Rotary, rotary_tables
+from decod.model.attention import KeyValueCache, Rotary, rotary_tables
+from decod.model.autograd import linear_cross_entropy
+from decod.model.gpt2 import Gpt2Block, Gpt2Ends
+from decod.model.llama import LlamaBlock, LlamaEnds
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
+
+_NUM_TERMS = 8
+"""Uniform 16-bit numbers in one sum (Irwin-Hall): close to normal, excess kurtosis -0.15."""
+
+_CHUNK_SIZE = 1 << 18
+"""Elements drawn at a time. This is part of the definition: another value gives other weights."""
+
+_STD = 0.02
+"""Standard deviation of GPT-2's and Llama's initial matrices."""
+
+
+def initial_weight(model: ModelConfig, *, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return the initial value of one parameter, float32 on CPU. See `initial_pieces`."""
+    return torch.cat([*initial_pieces(model, seed=seed, name=name, shape=shape)]).view(shape)
+
+
+def initial_pieces(
+    model: ModelConfig, *, seed: int, name: str, shape: tuple[int, ...]
+) -> Iterator[Tensor]:
+    """Yield the initial value of one parameter as flat pieces of at most 1 MiB.
+
+    Norms are 1 and biases 0. Matrices are nearly normal with deviation 0.02. Projections that write
+    into the residual stream are scaled by 1 / sqrt(2 * blocks).
+
+    Yields:
+        float32 on CPU, new memory.
+
+    Source: Language Models are Unsupervised Multitask Learners (GPT-2), section 2.3, for the
+    scaling. Deviation: a sum of 8 uniform numbers replaces a normal one.
+    """
+    if name.endswith(".bias"):
+        yield torch.zeros(math.prod(shape))
+        return
+    if len(shape) == 1:
+        yield torch.ones(shape)
+        return
+    std = _STD
+    if name.endswith((".o_proj.weight", ".down_proj.weight", ".c_proj.weight")):
+        std /= math.sqrt(2 * model.num_hidden_layers)
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    yield from _near_normal(int.from_bytes(digest, "big"), math.prod(shape), std)
+
+
+def _near_normal(seed: int, num_elements: int, std: float) -> Iterator[Tensor]:
+    bits = np.random.PCG64(seed)
+    # A uniform number on 0 .. 65535 has the variance (65536^2 - 1) / 12. Twice the centred sum is
+    # an integer, so the only roundings are those of the product and of the cast.
+    scale = std / math.sqrt(_NUM_TERMS * (65536**2 - 1) / 12) / 2
+    for start in range(0, num_elements, _CHUNK_SIZE):
+        size = min(_CHUNK_SIZE, num_elements - start)
+        words = bits.random_raw(size * _NUM_TERMS // 4).astype("<u8", copy=False)
+        sums = words.view("<u2").reshape(_NUM_TERMS, size).sum(axis=0, dtype=np.int64)
+        values = (2 * sums - _NUM_TERMS * 65535) * scale
+        yield torch.from_numpy(values.astype(np.float32))
+
 
 TORCH_DTYPES = {
     ModelDtype.FLOAT64: torch.float64,
@@ -39,22 +100,16 @@ class Stage(nn.Module):
     Args:
         model: The whole model.
         blocks: Indexes of the slice's blocks.
-        lean: Blocks keep less for backward, if their kind can; see `decod.model.lean`.
     """
 
-    def __init__(self, model: ModelConfig, blocks: range, *, lean: bool = False) -> None:
+    def __init__(self, model: ModelConfig, blocks: range) -> None:
         super().__init__()
         self.config = model
         self._rotary: Rotary | None = None
-        self.later: WeightProducts | None = None
-        """Takes weight gradients that can wait, from lean blocks."""
         self.layers = nn.ModuleDict()
         for index in blocks:
-            self.layers[str(index)] = (
-                Gpt2Block(model)
-                if model.model_type is Architecture.GPT2
-                else LlamaBlock(model, lean=lean)
-            )
+            gpt2 = model.model_type is Architecture.GPT2
+            self.layers[str(index)] = Gpt2Block(model) if gpt2 else LlamaBlock(model)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """Return the parameters under their checkpoint names, in sorted order."""
@@ -98,7 +153,7 @@ class Stage(nn.Module):
         Args:
             hidden_BTD: (B, T, D) in the module's dtype and on its device. Not changed.
             caches: One for each block, all of one text, which the positions continue. None: the
-                positions begin a text. Not for lean blocks.
+                positions begin a text.
         """
         of_blocks = [None] * len(self.layers) if caches is None else caches
         if self.config.model_type is Architecture.GPT2:
@@ -117,7 +172,7 @@ class Stage(nn.Module):
             )
         rotary = (self._rotary[0][start:end], self._rotary[1][start:end])
         for block, cache in zip(self.layers.values(), of_blocks, strict=True):
-            hidden_BTD = block(hidden_BTD, rotary, self.later, cache)
+            hidden_BTD = block(hidden_BTD, rotary, cache)
         return hidden_BTD
 
     @override
@@ -126,62 +181,14 @@ class Stage(nn.Module):
         return self.run_blocks(hidden_BTD)
 
 
-class LlamaEnds(nn.Module):
-    """Llama's parts outside its blocks, except the head."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
-        self.norm = RmsNorm(model.hidden_size, model.norm_eps)
-
-    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:  # noqa: ARG002 - as GPT-2's.
-        """Return the embedded tokens, (B, T, D)."""
-        result: Tensor = self.embed_tokens(tokens_BT)
-        return result
-
-    def leave(self, hidden_BTD: Tensor) -> Tensor:
-        """Return the normed residual stream, (B, T, D)."""
-        result: Tensor = self.norm(hidden_BTD)
-        return result
-
-    def table(self) -> Tensor:
-        """Return the embedding's weights, (V, D)."""
-        return self.embed_tokens.weight
-
-
-class Gpt2Ends(nn.Module):
-    """GPT-2's parts outside its blocks, except the head."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        super().__init__()
-        self.wte = nn.Embedding(model.vocab_size, model.hidden_size)
-        self.wpe = nn.Embedding(model.max_position_embeddings, model.hidden_size)
-        self.ln_f = nn.LayerNorm(model.hidden_size, eps=model.norm_eps)
-
-    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
-        """Return the embedded tokens plus their positions from `start` on, (B, T, D)."""
-        positions_TD = self.wpe.weight[start : start + tokens_BT.shape[1]]
-        result: Tensor = self.wte(tokens_BT) + positions_TD
-        return result
-
-    def leave(self, hidden_BTD: Tensor) -> Tensor:
-        """Return the normed residual stream, (B, T, D)."""
-        result: Tensor = self.ln_f(hidden_BTD)
-        return result
-
-    def table(self) -> Tensor:
-        """Return the embedding's weights, (V, D)."""
-        return self.wte.weight
-
-
 class FirstStage(Stage):
     """Stage 0: embedding and first blocks on the way in, final norm and head on the way out.
 
     With all blocks it is the whole model. The arguments are those of `Stage`.
     """
 
-    def __init__(self, model: ModelConfig, blocks: range, *, lean: bool = False) -> None:
-        super().__init__(model, blocks, lean=lean)
+    def __init__(self, model: ModelConfig, blocks: range) -> None:
+        super().__init__(model, blocks)
         ends = Gpt2Ends if model.model_type is Architecture.GPT2 else LlamaEnds
         self.inner: Gpt2Ends | LlamaEnds = ends(model)
         self.lm_head: nn.Linear | None = None
@@ -257,10 +264,10 @@ def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> S
     blocks = stage_blocks(model, stages)[stage_index]
     with torch.device("meta"), _NothingDrawn():
         kind = FirstStage if stage_index == 0 else Stage
-        return kind(model, blocks, lean=True)
+        return kind(model, blocks)
 
 
 def empty_model(model: ModelConfig) -> FirstStage:
-    """Return the whole model as one plain module without memory. Call `place` before use."""
+    """Return the whole model as one module without memory. Call `place` before use."""
     with torch.device("meta"), _NothingDrawn():
         return FirstStage(model, range(model.num_hidden_layers))

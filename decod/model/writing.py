@@ -18,10 +18,9 @@ from pathlib import Path
 
 from decod.errors import DataError
 from decod.files import PieceFile
-from decod.model.header import header_bytes
 from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
-from decod.model.weights import INDEX_FILE, WEIGHTS_FILE
+from decod.model.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
 from decod.run.model_config import ModelConfig
 from decod.texts import why_of
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from decod.ids import NodeId
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, Chunk
-from decod.train.checkpoint.state_bytes import StateBytes
+from decod.train.checkpoint.entries import StateBytes
 
 _RUN_SIZE_MAX_BYTES = 16 * CHUNK_SIZE_BYTES
 """Most bytes that a donor is asked for at once."""

@@ -19,7 +19,7 @@ from decod.net.stream import frames_of
 from decod.stopwatch import Stopwatch
 from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description, parse_description
-from decod.train.checkpoint.state_bytes import StateBytes
+from decod.train.checkpoint.entries import StateBytes
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 

@@ -38,12 +38,13 @@ from decod.texts import clip, why_of
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
+    StateSink,
+    Transfer,
     parameter_hash,
     parse_description,
     unlike_hash,
 )
-from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.transfer import StateSink, Transfer
+from decod.train.checkpoint.entries import StateBytes
 from decod.wire import codec, validate
 from decod.wire.frame import frame_data
 from decod.wire.v1 import state_pb2

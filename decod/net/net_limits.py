@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from decod.train.checkpoint.transfer import copy_max_s
+from decod.train.checkpoint.description import copy_max_s
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -26,10 +26,9 @@ from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate_caps import Lane, Pace
 from decod.tasks import in_thread
 from decod.texts import clip
-from decod.train.checkpoint.description import Description, parse_description
+from decod.train.checkpoint.description import Description, copy_max_s, parse_description
 from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.shared import FOLDER, SharedCheckpoints
-from decod.train.checkpoint.transfer import copy_max_s
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 

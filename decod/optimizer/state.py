@@ -39,9 +39,9 @@ from decod.train.checkpoint.description import (
 )
 from decod.train.checkpoint.description import cut as cut_tensor
 from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry, refused_state
+from decod.train.committed_state import SnapshotLayout
 from decod.train.layout import byte_view
-from decod.train.snapshot import SnapshotLayout
-from decod.train.state_loading import blob_pieces, filled, misfit
+from decod.train.start import blob_pieces, filled, misfit
 
 _TEXT = "text"
 _GUIDE = "guide"

@@ -27,7 +27,7 @@ from decod.optimizer.settings import Settings
 from decod.optimizer.side_stream import SideStream
 from decod.optimizer.state import StateFile, TrainingState, describe, read_file
 from decod.train.checkpoint.description import Description, parse_description
-from decod.train.snapshot import SnapshotLayout
+from decod.train.committed_state import SnapshotLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,8 @@ from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfi
 from decod.train.adamw import AdamWState, adamw_step, clip_factor, learning_rate
 from decod.train.checkpoint.description import joined_hash
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
-from decod.train.layout import Layout
+from decod.train.layout import Layout, SharedState
 from decod.train.reduction import divisor, require_finite, square_sum
-from decod.train.shared_state import SharedState
 from decod.train.update_rule import Averaged, StepInput, nothing_to_send
 
 

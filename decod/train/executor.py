@@ -28,30 +28,37 @@ from decod.model.stage import Stage, empty_stage
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.stopwatch import Stopwatch
 from decod.train.adamw import clip_factor, learning_rate
-from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.committed_state import CommittedState, Proposal
-from decod.train.delayed import DelayedAdamW
+from decod.train.checkpoint.entries import StateBytes, TensorEntry
+from decod.train.committed_state import CommittedState, Proposal, SnapshotLayout, take_snapshot
 from decod.train.diloco import DiLoCo
 from decod.train.exchange import Exchange, Exchanges
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
-from decod.train.layout import Layout
-from decod.train.mixing import mixed_weights
-from decod.train.parameters_only import ParametersOnly
-from decod.train.passes import Passes
+from decod.train.layout import Layout, SharedState
+from decod.train.passes import Passes, TokenSource
 from decod.train.ranks import NO_RANKS, OtherRanks, make_shards, no_stage_built
 from decod.train.reduction import (
     check_weights_total,
     divisor,
     square_sum,
 )
-from decod.train.shared_state import SharedState
-from decod.train.snapshot import SnapshotLayout, take_snapshot
-from decod.train.start import CheckpointSource, checkpoint_state, initial_weights
-from decod.train.state_loading import StateForm, blob_pieces, loaded_state
-from decod.train.token_source import TokenSource
-from decod.train.update_rule import AdamWEveryIteration, Averaged, StepInput, UpdateRule
+from decod.train.start import (
+    CheckpointSource,
+    StateForm,
+    blob_pieces,
+    checkpoint_state,
+    initial_weights,
+    loaded_state,
+    mixed_weights,
+)
+from decod.train.update_rule import (
+    AdamWEveryIteration,
+    Averaged,
+    DelayedAdamW,
+    ParametersOnly,
+    StepInput,
+    UpdateRule,
+)
 
 if TYPE_CHECKING:
     from decod.train.weight_shards import Shards
@@ -306,10 +313,6 @@ class StageExecutor:
         """Begin an iteration with another committed state."""
         self.reset()
         self._place(self._built.stage, self._built.state, self._built.shards)
-
-    def finish_backward(self) -> bool:
-        """Compute what the last backward pass has put off. Return whether there was anything."""
-        return self._parts is not None and self._parts.gradient.finish()
 
     def exchange(self, spec: AverageSpec = WHOLE, *, ahead: bool = False) -> Exchange:
         """Return this member's part in an average. `ahead`: it travels while members train on."""

@@ -16,10 +16,9 @@ from torch.autograd.graph import GradientEdge
 
 from decod.errors import NonFiniteError
 from decod.ids import MicrobatchId
-from decod.model.later import WeightProducts
+from decod.model.autograd import Output
 from decod.model.stage import Stage
 from decod.train.layout import Layout
-from decod.train.output import Output
 from decod.train.reduction import require_finite
 
 if TYPE_CHECKING:
@@ -48,20 +47,18 @@ class GradientSum:
         shards: "Shards | None" = None,
     ) -> None:
         self.sum_P = sum_P
-        """All parameters' gradients. What is put off is missing until `finish`."""
+        """All parameters' gradients."""
         self._stage, self._layout, self._add_others = stage, layout, add_others
         self._shards = shards
         self._others_lack = False
         """Whether other devices may have sums that are not in this one."""
         self._contributed: set[tuple[str, MicrobatchId]] = set()
-        self._unfinished: MicrobatchId | None = None
-        """Whose products are put off."""
         self._spoiled: str | None = None
         self._lent = False
         views = dict(layout.views(sum_P)) if shards is None else shards.sums
         assert views.keys() == stage.parameters_by_name().keys(), "each parameter has a sum"
-        sums = [(parameter, views[name]) for name, parameter in stage.parameters_by_name().items()]
-        for parameter, target in sums:
+        for name, parameter in stage.parameters_by_name().items():
+            target = views[name]
             if parameter.dtype == sum_P.dtype and shards is None:
                 # Autograd adds into an existing gradient in place.
                 parameter.grad = target
@@ -71,10 +68,6 @@ class GradientSum:
                 parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._mover(target)
                 )
-        # Gradients that are added up over devices can't wait.
-        self._later = WeightProducts(sums)
-        if shards is None:
-            stage.later = self._later
 
     @property
     def num_microbatches(self) -> int:
@@ -83,8 +76,8 @@ class GradientSum:
 
     def _mover(self, target: Tensor) -> Callable[[Tensor], None]:
         def move(parameter: Tensor) -> None:
-            # A postponed product leaves no gradient here.
-            if not self._lent and parameter.grad is not None:
+            if not self._lent:
+                assert parameter.grad is not None
                 shards = self._shards
                 target.add_(parameter.grad if shards is None else shards.own(parameter.grad))
             parameter.grad = None
@@ -99,13 +92,11 @@ class GradientSum:
         Raises:
             NonFiniteError: The gradient is not finite. The sum is spoiled.
         """
-        self.finish()
         starts: Any = [start]
         if part in self._contributed:
             if entry is None:
                 return None
             result: Tensor = torch.autograd.grad(starts, [entry])[0]
-            self._later.clear()
             return result
         self._others_lack = True
         with self._adding(part[1]):
@@ -114,7 +105,6 @@ class GradientSum:
             if gradient is not None:
                 require_finite(gradient, f"gradient of microbatch {part[1]}")
         self._contributed.add(part)
-        self._unfinished = part[1]
         return gradient
 
     def apart(self, entry: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -155,26 +145,13 @@ class GradientSum:
         assert entry.grad is not None
         return output.detach(), entry.grad, apart_P
 
-    def finish(self) -> bool:
-        """Add the products that the last backward pass postponed. Return whether there were any.
-
-        Everything that needs the sum calls this first. If it runs right after the gradient was
-        sent, it overlaps with the work of other nodes. See `decod.model.later`.
-        """
-        if not self._later:
-            return False
-        with self._adding(self._unfinished):
-            self._later.compute()
-        return True
-
     @contextmanager
-    def _adding(self, mb: MicrobatchId | None) -> Iterator[None]:
+    def _adding(self, mb: MicrobatchId) -> Iterator[None]:
         """Mark the sum as spoiled if the block fails, because its content is then unknown."""
         try:
             yield
         except BaseException:
             self._spoiled = f"the backward of microbatch {mb} failed"
-            self._later.clear()
             raise
 
     def total(self, part: Tensor) -> Tensor:
@@ -189,13 +166,12 @@ class GradientSum:
         self._spoiled = self._spoiled or reason
 
     def whole(self) -> Tensor:
-        """Return the finished sum, (P,), of all devices.
+        """Return the sum, (P,), of all devices.
 
         Raises:
             NonFiniteError: It holds NaN or infinity, or a backward pass failed halfway. Only
                 `clear` helps.
         """
-        self.finish()
         if self._others_lack and self._spoiled is None:
             self._spoiled = self._add_others(self.sum_P, self._shards) or None
             self._others_lack = False
@@ -212,7 +188,6 @@ class GradientSum:
     def clear(self) -> None:
         """Make the sum zero, as before the first microbatch."""
         self._contributed.clear()
-        self._later.clear()
         self.sum_P.zero_()
         if self._shards is not None:
             self._shards.sum_Q.zero_()
@@ -222,16 +197,14 @@ class GradientSum:
     def lend(self) -> Iterator[Stage]:
         """Lend the module for trial runs, whose gradients are thrown away."""
         assert not self._lent, "one trial run at a time"
-        self.finish()
         parameters = list(self._stage.parameters())
         gradients = [parameter.grad for parameter in parameters]
-        later = self._stage.later
-        self._lent, self._stage.later = True, None
+        self._lent = True
         try:
             for parameter in parameters:
                 parameter.grad = None
             yield self._stage
         finally:
-            self._lent, self._stage.later = False, later
+            self._lent = False
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient

@@ -1,8 +1,14 @@
-"""Positions of parameters in a stage's flat buffers: sorted by name, without gaps."""
+"""A stage's flat buffers: positions of parameters, and what all members hold alike.
+
+Parameters are sorted by name, without gaps.
+
+Legend: P parameters of the stage.
+"""
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +19,26 @@ from decod.model.shape import Shapes
 from decod.train.adamw import Segment
 from decod.train.checkpoint.description import hashed_line
 from decod.train.copies import on_host
+
+
+@dataclass(frozen=True, slots=True)
+class SharedState:
+    """A stage's weights, and the moments of the optimizer that all members have in common."""
+
+    weights: Tensor
+    """(P,) float32 or float64. For bfloat16 models, the float32 master weights."""
+    moments: Mapping[str, Tensor]
+    """By the prefix of their tensors' names in a checkpoint; (P,) like the weights."""
+
+    @classmethod
+    def without_moments(cls, weights_P: Tensor, prefixes: Sequence[str]) -> "SharedState":
+        """Return a state before the first step: the moments are zero."""
+        return cls(weights_P, {prefix: torch.zeros_like(weights_P) for prefix in prefixes})
+
+    def to(self, device: str) -> "SharedState":
+        """Return the state on a device. Nothing is copied if it is there already."""
+        moments = {prefix: moment.to(device) for prefix, moment in self.moments.items()}
+        return SharedState(self.weights.to(device), moments)
 
 
 class Layout:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from decod.errors import TrainingError
+from decod.model.autograd import Output
 from decod.model.stage import FirstStage, Stage
 from decod.train.executor_config import ExecutorConfig
-from decod.train.output import Output
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,7 @@ from decod.damage import BEGINNING_BYTES, Damage, find_damage, hub_advice, is_cu
 from decod.data.dataset import Dataset
 from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
 from decod.errors import DataError
-from decod.model.header import read_config
-from decod.model.weights import find_weights, require_no_adapter
+from decod.model.weights import find_weights, read_config, require_no_adapter
 from decod.run.model_config import ModelConfig, ModelDtype
 from decod.texts import why_of
 

@@ -1,6 +1,10 @@
 """The passes of one stage's microbatches, forward and backward.
 
-Activations and gradients come and go as they travel; see `decod.train.activations`.
+Activations and gradients come and go as they travel. A stage computes with what a receiver can read
+from the bytes, and never with what the sender had before coding. Forward and backward passes, first
+ones and repeated ones, then see the same numbers. The backward pass treats coding as the identity:
+the gradient of what arrived counts as the gradient of what was sent. Tokens are checked before they
+index an embedding.
 
 With `ExecutorConfig.recompute`, a forward pass keeps its input instead of a graph, and the backward
 pass begins with the forward pass again. Both run the same operations on the same weights, which
@@ -10,27 +14,173 @@ Source of recomputation: Training Deep Nets with Sublinear Memory Cost (arXiv:16
 4.1. Deviation: a whole stage is one segment, because it is the held microbatches that take the
 memory, and only one is recomputed at a time.
 
-Legend: B sequences, T positions, D width.
+Legend: B sequences, T positions, D width, C bytes.
 """
 
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from decod.errors import TrainingError
+from decod.compression.codecs import decode, encode
+from decod.compression.coding import CompressionError
+from decod.data.block import Block
+from decod.errors import DataError, NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
+from decod.model.autograd import Output
 from decod.model.stage import FirstStage, Stage
 from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED
+from decod.run.model_config import ModelConfig
+from decod.run.training_config import BatchConfig
 from decod.stopwatch import Stopwatch
-from decod.train.activations import ActivationCodec
 from decod.train.copies import arrived, arriving, number
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
-from decod.train.output import Output
 from decod.train.reduction import cut, require_finite
-from decod.train.token_source import TokenSource, read_tokens
+
+
+class ActivationCodec:
+    """Codes what leaves a stage, and decodes and checks what arrives.
+
+    Args:
+        config: The run, and the device.
+        watch: Measures copies of tensors to the device.
+    """
+
+    def __init__(self, config: ExecutorConfig, watch: Stopwatch) -> None:
+        self._config, self._watch = config, watch
+        self._coding = config.activation_coding
+
+    def sent(self, value_BTD: Tensor, what: str) -> Tensor:
+        """Return a tensor as it travels: itself, or (C,) uint8 in new memory.
+
+        Args:
+            value_BTD: An activation or gradient on the device, (B, T, D). Finite. Not changed.
+            what: Its name, for errors.
+
+        Raises:
+            NonFiniteError: It holds numbers too large for the format.
+        """
+        if self._coding is None:
+            return value_BTD
+        try:
+            return encode(self._coding, value_BTD.reshape(-1))
+        except CompressionError as error:
+            raise NonFiniteError(
+                f"{what} can't be sent: {error}",
+                why="it would spread to all weights in one step",
+                fix="retry the microbatch elsewhere; if every node says so, lower optimizer.lr",
+            ) from error
+
+    def travelled(self, value_BTD: Tensor, what: str) -> Tensor:
+        """Return what a receiver would read of a tensor, (B, T, D). Arguments as for `sent`."""
+        sent = self.sent(value_BTD, what)
+        return value_BTD if self._coding is None else self._decoded(sent, what)
+
+    def received(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
+        """Return a tensor that has travelled, (B, T, D), on the device.
+
+        The tensor's memory is reused once this job has been answered. Anything that autograd or
+        postponed products keep for longer must be a copy.
+
+        Args:
+            tensor: What came, with `ExecutorConfig.activation_wire`'s dtype and shape. Not changed.
+            what: Its name, for errors.
+            copy: Whether the result must have memory of its own.
+
+        Raises:
+            NonFiniteError: It holds NaN or infinity, or an impossible scale.
+            ShapeError: Dtype or shape is another.
+        """
+        config = self._config
+        dtype, shape = config.activation_wire
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise ShapeError(
+                f"{what} is {tensor.dtype} {tuple(tensor.shape)}",
+                why=f"this run exchanges {dtype} {shape}",
+                fix="drop the microbatch; the peer runs another configuration",
+            )
+        with arriving(tensor, config.device):
+            with self._watch.measure("copy"):
+                here = tensor.detach().to(
+                    config.device,
+                    # To the host it would return before the copy is there.
+                    non_blocking=config.device != "cpu",
+                    copy=copy and self._coding is None,
+                )
+            result = here if self._coding is None else self._decoded(here, what)
+            # Waits for the copy, and not for what the device computes meanwhile.
+            require_finite(result, what)
+        return arrived(result)
+
+    def _decoded(self, coded_C: Tensor, what: str) -> Tensor:
+        assert self._coding is not None
+        shape = self._config.activation_shape
+        try:
+            decoded_N = decode(self._coding, coded_C, shape.numel())
+        except CompressionError as error:
+            raise NonFiniteError(
+                f"{what} can't be read: {error}",
+                why="it would spread to all weights in one step",
+                fix="retry the microbatch elsewhere; the peer sends what no device can compute",
+            ) from error
+        return decoded_N.to(self._config.dtype).view(shape)
+
+
+class TokenSource(Protocol):
+    """The source of a data node's tokens."""
+
+    def microbatch(
+        self, mb: MicrobatchId, batch: BatchConfig, seed: int
+    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
+        """Return (B, T + 1) token ids, as a pure function of the arguments."""
+        ...
+
+    def give(self, block: Block, content: bytes) -> None:
+        """Take in a block that could not be read. It is verified like any other."""
+        ...
+
+
+def read_tokens(
+    source: TokenSource | None,
+    mb: MicrobatchId,
+    batch: BatchConfig,
+    model: ModelConfig,
+    *,
+    seed: int,
+) -> Tensor:
+    """Return a microbatch's tokens, (B, T + 1) int64 on CPU.
+
+    Raises:
+        DataError: A token is not in the model's vocabulary.
+        ShapeError: The source gave another shape.
+        TrainingError: There is no source.
+    """
+    if source is None:
+        raise TrainingError(
+            "this node has no data",
+            why="a data node reads its microbatches from shards",
+            fix="give its data folder in the node file",
+        )
+    array = source.microbatch(mb, batch, seed)
+    tokens = torch.from_numpy(np.ascontiguousarray(array, dtype=np.int64))
+    if tokens.shape != (batch.microbatch_size, batch.sequence_length + 1):
+        raise ShapeError(
+            f"tokens of microbatch {mb} are {tuple(tokens.shape)}",
+            why="they do not fill a microbatch",
+            fix="prepare the data again",
+        )
+    low, high = (int(bound) for bound in tokens.aminmax())
+    if low < 0 or high >= model.vocab_size:
+        raise DataError(
+            f"microbatch {mb} holds tokens from {low} to {high}",
+            why=f"the model's vocabulary has {model.vocab_size}",
+            fix="raise model.vocab_size or prepare the data with the run's tokenizer",
+            code="E-DAT-018",
+        )
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,25 @@
 """What a device does with its gradient sum and with an average: the arithmetic of a step policy.
 
-`decod.protocol.strategy.step` is the other half: it says what members' sums stand for.
+`decod.protocol.strategy.step` is the other half: it says what members' sums stand for. A
+stage steps by AdamW every iteration, or one iteration late; a client of servers has the parameters
+alone. `decod.train.diloco` has two optimizers.
 
 Legend: P parameters of a stage, flat.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self, TypeVar
 
+import torch
 from torch import Tensor
 
 from decod.errors import TrainingError
 from decod.run.training_config import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
-from decod.train.checkpoint.entries import MEAN_PREFIX, SQUARE_PREFIX
-from decod.train.layout import Layout
-from decod.train.shared_state import SharedState
+from decod.train.checkpoint.description import joined_hash
+from decod.train.checkpoint.entries import MEAN_PREFIX, PENDING_PREFIX, SQUARE_PREFIX
+from decod.train.layout import Layout, SharedState
 
 
 class State(Protocol):
@@ -207,4 +210,190 @@ def nothing_to_send() -> TrainingError:
         "a contribution to the last average was asked for, and there is none",
         why="this member has not taken an outer step, or has loaded its state anew",
         fix="nothing: the others average without it",
+    )
+
+
+@dataclass(slots=True)
+class DelayedState:
+    """All that a step changes."""
+
+    adamw: AdamWState
+    pending: Tensor
+    """The average of the last iteration, (P,)."""
+    ahead_of: int = -1
+    """The iteration after which `adamw` is the state, if that was computed beforehand."""
+
+    @property
+    def weights(self) -> Tensor:
+        """What microbatches are computed with, (P,)."""
+        return self.adamw.weights
+
+    def empty_like(self) -> "DelayedState":
+        """Return buffers of the same size with undefined content."""
+        return DelayedState(self.adamw.empty_like(), torch.empty_like(self.pending))
+
+
+class DelayedAdamW:
+    """One step of AdamW in each iteration, from the average of the one before.
+
+    Args:
+        optimizer: The rates.
+    """
+
+    prefixes: Sequence[str] = (MEAN_PREFIX, SQUARE_PREFIX, PENDING_PREFIX)
+
+    def __init__(self, optimizer: OptimizerConfig) -> None:
+        self._optimizer, self._at_once = optimizer, AdamWEveryIteration(optimizer)
+
+    def begin(self, shared: SharedState, iteration: int) -> DelayedState:
+        """Return the state: there is nothing that a member has for itself."""
+        adamw = self._at_once.begin(shared, max(0, iteration - 1))
+        return DelayedState(adamw, shared.moments[PENDING_PREFIX])
+
+    def shared(self, state: DelayedState) -> SharedState:
+        """Return the whole state."""
+        shared = self._at_once.shared(state.adamw)
+        return replace(shared, moments={**shared.moments, PENDING_PREFIX: state.pending})
+
+    def hash(self, layout: Layout, state: DelayedState) -> str:
+        """Return the hash of the weights and of what the next step comes from."""
+        return joined_hash([layout.hash(state.weights), layout.hash(state.pending)])
+
+    def guide(self, state: DelayedState) -> Tensor:
+        """Return the mean of gradients."""
+        return state.adamw.mean
+
+    def contribution(self, old: DelayedState, new: DelayedState, step: StepInput) -> Tensor:  # noqa: ARG002
+        """Return the iteration's gradients."""
+        return step.gradient
+
+    def ahead(
+        self, old: DelayedState, new: DelayedState, iteration: int, segments: Sequence[Segment]
+    ) -> None:
+        """Write the state after an iteration into `new`, but for the average that is pending then.
+
+        Args:
+            old: The committed state. Not changed.
+            new: Overwritten.
+            iteration: That ends with the step, from 1.
+            segments: Cover all P elements.
+        """
+        if new.ahead_of == iteration:
+            return
+        if iteration == 1:
+            new.adamw.copy_(old.adamw)
+        else:
+            adamw_step(
+                old.adamw,
+                new.adamw,
+                old.pending,
+                segments=segments,
+                optimizer=self._optimizer,
+                iteration=iteration - 1,
+            )
+        new.ahead_of = iteration
+
+    def average(self, old: DelayedState, new: DelayedState, step: StepInput) -> None:
+        """Step from the average of the iteration before, and keep this one's."""
+        assert step.own.mean is not None, "gradients are averaged in every iteration"
+        self.ahead(old, new, step.iteration, step.segments)
+        new.pending.copy_(step.own.mean)
+
+    def sending(self, state: DelayedState) -> Tensor:
+        """Refuse: gradients are averaged at once.
+
+        Raises:
+            TrainingError: Always.
+        """
+        return self._at_once.sending(state.adamw)
+
+    def local(self, old: DelayedState, new: DelayedState, step: StepInput) -> None:
+        """Refuse: this rule needs an average in every iteration.
+
+        Raises:
+            TrainingError: Always.
+        """
+        self._at_once.local(old.adamw, new.adamw, step)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A client's state."""
+
+    weights: Tensor
+    """(P,) float32 or float64."""
+
+    def empty_like(self) -> "Weights":
+        """Return no buffers: a client takes no step that would need any."""
+        return Weights(torch.empty(0, dtype=self.weights.dtype))
+
+
+class ParametersOnly:
+    """The update rule of a client: it contributes gradients, and never steps.
+
+    Args:
+        delay: Iterations by which the servers' steps are late.
+    """
+
+    prefixes: Sequence[str] = ()
+
+    def __init__(self, delay: int = 0) -> None:
+        self._delay = delay
+
+    def begin(self, shared: SharedState, iteration: int) -> Weights:  # noqa: ARG002
+        """Return the state: the parameters."""
+        return Weights(shared.weights)
+
+    def shared(self, state: Weights) -> SharedState:
+        """Return the parameters."""
+        return SharedState(state.weights, {})
+
+    def hash(self, layout: Layout, state: Weights) -> str:
+        """Return what servers with the same parameters would vote on if no step were pending.
+
+        So it is in the run's first state, by which all see whether they have built the same.
+        """
+        digest = layout.hash(state.weights)
+        if not self._delay:
+            return digest
+        return joined_hash([digest, layout.hash(torch.zeros_like(state.weights))])
+
+    def guide(self, state: Weights) -> Tensor:
+        """Return the parameters: what clients contribute is never coded, and needs no guide."""
+        return state.weights
+
+    def contribution(self, old: Weights, new: Weights, step: StepInput) -> Tensor:  # noqa: ARG002
+        """Return the iteration's gradients."""
+        return step.gradient
+
+    def average(self, old: Weights, new: Weights, step: StepInput) -> None:  # noqa: ARG002
+        """Refuse: servers step.
+
+        Raises:
+            TrainingError: Always.
+        """
+        raise _no_step(step)
+
+    def sending(self, state: Weights) -> Tensor:  # noqa: ARG002
+        """Refuse: gradients are averaged at once.
+
+        Raises:
+            TrainingError: Always.
+        """
+        raise nothing_to_send()
+
+    def local(self, old: Weights, new: Weights, step: StepInput) -> None:  # noqa: ARG002
+        """Refuse: servers step.
+
+        Raises:
+            TrainingError: Always.
+        """
+        raise _no_step(step)
+
+
+def _no_step(step: StepInput) -> TrainingError:
+    return TrainingError(
+        f"a client was to step at iteration {step.iteration}",
+        why="only servers have the optimizer's state",
+        fix="give all nodes the same run file and release",
     )

@@ -19,7 +19,7 @@ from torch import Tensor
 from decod.errors import CheckpointError, ShapeError
 from decod.files import PieceFile
 from decod.texts import why_of
-from decod.train.checkpoint.state_bytes import BytesInFile, StateBytes
+from decod.train.checkpoint.entries import BytesInFile, StateBytes
 from decod.train.layout import byte_view
 from decod.worker.pinned import PinnedPrefix
 

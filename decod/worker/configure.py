@@ -12,13 +12,12 @@ from decod.errors import ConfigError
 from decod.host_limits import num_processors
 from decod.run.run_config import RunConfig
 from decod.stopwatch import Stopwatch
-from decod.train.checkpoint.shared_store import parse_folder
+from decod.train.checkpoint.shared import parse_folder
 from decod.train.executor import StageExecutor
-from decod.train.executor_config import ExecutorConfig
-from decod.train.rows import Rows
+from decod.train.executor_config import ExecutorConfig, Rows
+from decod.train.passes import TokenSource
+from decod.train.ranks import Mirror
 from decod.train.start import CheckpointSource
-from decod.train.state_mirror import Mirror
-from decod.train.token_source import TokenSource
 from decod.worker.device import (
     AUTO,
     CPU,

@@ -19,8 +19,7 @@ from decod.train.checkpoint.description import description_text, entry_json, par
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
 from decod.train.reduction import cut
-from decod.train.sketches import Sketcher, error_between
-from decod.train.standing_out import means_standing_out
+from decod.train.standing_out import Sketcher, error_between, means_standing_out
 from decod.worker.arena_view import Arena
 from decod.worker.configure import make_executor
 from decod.worker.job import Request, malformed

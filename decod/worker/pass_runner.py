@@ -5,7 +5,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
-from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -16,10 +15,9 @@ from decod.data.block import Block
 from decod.protocol.core import jobs
 from decod.protocol.core.job_codec import runs
 from decod.protocol.core.jobs import GiveBlock, SetRecompute, SetThreads, SpreadStage
+from decod.train.executor_config import joined
 from decod.train.measure import Measurable, measure, synchronize
-from decod.train.passes import Passes
-from decod.train.rows import joined
-from decod.train.token_source import TokenSource
+from decod.train.passes import Passes, TokenSource
 from decod.worker.arena_view import Arena, Region
 from decod.worker.configure import (
     change_num_threads,
@@ -38,7 +36,6 @@ from decod.worker.device import (
 from decod.worker.device_clock import DeviceClock
 from decod.worker.exchange_runner import ExchangeRunner
 from decod.worker.job import Request, malformed
-from decod.worker.memory import ran_out
 from decod.worker.pinned import pinned_by_cuda
 
 R = TypeVar("R")
@@ -55,9 +52,6 @@ class Computing(Measurable, Protocol):
     @property
     def passes(self) -> Passes:
         """The passes of the built stage."""
-
-    def finish_backward(self) -> bool:
-        """Compute what the last backward pass has put off. Return whether there was anything."""
 
 
 class PassRunner(ExchangeRunner):
@@ -109,32 +103,6 @@ class PassRunner(ExchangeRunner):
     # Timing
 
     @override
-    def finish(self) -> None:
-        """Do the work that the last job has put off until after its reply.
-
-        The reply to the next job of that kind includes its duration. If it fails, the next job that
-        needs the sum of gradients reports that.
-        """
-        start_s = perf_counter()
-        try:
-            if self._finish_backward() and self._clock is None:
-                self._later_s[self._kind] = perf_counter() - start_s
-        except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
-                raise
-            logger.warning("compute.out_of_memory %s", error)
-
-    def _finish_backward(self) -> bool:
-        """Compute what a backward pass has put off, or let the device begin with it."""
-        if self._computing is None:
-            return False
-        begun = None if self._clock is None else self._clock.mark()
-        done = self._computing.finish_backward()
-        if done and self._clock is not None and begun is not None:
-            self._clock.went_on(self._kind, begun)
-        return done
-
-    @override
     def _begin(self) -> None:
         if self._clock is not None:
             self._await_results()  # Of a job that failed.
@@ -145,17 +113,13 @@ class PassRunner(ExchangeRunner):
         if self._computing is None or self._clock is None:
             return
         self._clock.end()
-        if self._departures:
-            # The device goes on while the result travels.
-            self._finish_backward()
-        else:
+        if not self._departures:
             synchronize(self._computing.config.device)
 
     @override
     def _busy_s(self, wall_s: float, copy_s: float) -> float:
         if self._clock is None:
             return wall_s
-        self._later_s |= self._clock.take_later_s()
         return self._clock.busy_s(wall_s, copy_s)
 
     # Settings

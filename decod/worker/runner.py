@@ -33,8 +33,6 @@ class Runner:
         self._watch = Stopwatch()
         self._kind = ""
         """Of the job in hand, or of the last one."""
-        self._later_s: dict[str, float] = {}
-        """For each kind, how long the last job went on after its reply."""
         self._departures: list[Departure] = []
         """Results of the job in hand that are on their way from the device into the arena."""
         self.ends: Callable[[str], None] = lambda _: None
@@ -63,7 +61,6 @@ class Runner:
             self._await_results()
             copy_s = self._watch.seconds["copy"] - before["copy"]
             seconds = self._busy_s(perf_counter() - start_s, copy_s)
-            seconds += self._later_s.get(kind, 0.0)
         except DecodError as error:
             return error_reply(job_id, error)
         except (RuntimeError, MemoryError) as error:
@@ -78,9 +75,6 @@ class Runner:
         # Only now is the error gone, whose traceback refers to all that the job has made.
         free_unused()
         return failed
-
-    def finish(self) -> None:
-        """Do the work that the last job has put off until after its reply, if there is any."""
 
     @property
     def _ends_with_others(self) -> bool:

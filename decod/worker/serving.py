@@ -51,11 +51,6 @@ def serve(connection: socket.socket, runner: Runner) -> int:
                 return 0
             if fatal:
                 return 1
-            try:
-                runner.finish()
-            except Exception:
-                logger.exception("compute.failed")
-                return 1
     return 0
 
 

@@ -43,10 +43,10 @@ from decod.net.storing import PartRequest, Sharing, write_part
 from decod.protocol.core.effects import FetchState
 from decod.run.model_config import ModelDtype
 from decod.run.run_config import RunConfig
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,
     Description,
+    StateSink,
     cut,
     description_text,
     entry_json,
@@ -57,6 +57,7 @@ from decod.train.checkpoint.description import (
 from decod.train.checkpoint.entries import (
     DTYPE_BYTES,
     MASTER_PREFIX,
+    StateBytes,
     TensorEntry,
     moments_of,
     size_bytes_of,
@@ -64,12 +65,10 @@ from decod.train.checkpoint.entries import (
 )
 from decod.train.checkpoint.iteration_folders import stage_file
 from decod.train.checkpoint.manifest import file_header, packed
-from decod.train.checkpoint.room import DiskRoom
-from decod.train.checkpoint.shared import SharedCheckpoints
-from decod.train.checkpoint.shared_store import SharedStore, open_store
+from decod.train.checkpoint.places import DiskRoom
+from decod.train.checkpoint.shared import SharedCheckpoints, SharedStore, open_store
 from decod.train.checkpoint.stage_states import KeptState
-from decod.train.checkpoint.state_bytes import StateBytes
-from decod.train.checkpoint.transfer import StateSink
+from decod.train.checkpoint.store import CheckpointConfig
 from tests.support.members import data_node
 from tests.unit.protocol.cast import view_of
 
@@ -361,8 +360,7 @@ async def build_own(folder: Path, run: RunConfig) -> None:
 
     from decod.model.shape import stage_shapes
     from decod.train.layout import Layout
-    from decod.train.start import CheckpointSource, checkpoint_state
-    from decod.train.state_loading import StateForm
+    from decod.train.start import CheckpointSource, StateForm, checkpoint_state
 
     (found,) = find_all(folder / "leader", store_of(folder))
     assert found.manifest is not None

@@ -22,7 +22,7 @@ from decod.ids import MicrobatchId
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 
 Batch = list[npt.NDArray[np.int64]]
 """The microbatches of an iteration, each (B, T + 1) token ids."""

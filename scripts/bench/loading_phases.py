@@ -38,13 +38,12 @@ from decod.protocol.core import jobs
 from decod.protocol.core.jobs import Configure
 from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
-from decod.train.checkpoint.arriving import StateInFile
-from decod.train.checkpoint.iteration_folders import stage_file
+from decod.train.checkpoint.description import StateSink
+from decod.train.checkpoint.iteration_folders import StateInFile, stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, file_header, packed
-from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.places import DiskRoom
 from decod.train.checkpoint.stage_states import KeptState, StateStore
 from decod.train.checkpoint.store import MANIFEST
-from decod.train.checkpoint.transfer import StateSink
 
 STAGE = 1
 """The stage that is loaded."""

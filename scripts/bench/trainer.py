@@ -1,20 +1,31 @@
 """Common parts of the two baselines: initial weights, AdamW, and the line after an iteration."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from decod.model.initial_weights import initial_weight
-from decod.model.stage import Stage
+from decod.model import llama
+from decod.model.stage import Stage, initial_weight
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig
 
 
+def _plain(
+    make: Callable[..., Tensor], inputs: Sequence[Tensor], linears: Sequence[nn.Linear]
+) -> tuple[Tensor, ...]:
+    made = make(*inputs)
+    return tuple(layer(made) for layer in linears) or (made,)
+
+
 def place_initial(stage: Stage, run: RunConfig) -> None:
-    """Fill a module that was built without weights with decod's initial weights."""
+    """Fill a module that was built without weights with decod's initial weights.
+
+    Its blocks compute nothing again in their backward passes, as plain modules do.
+    """
+    llama.projected = _plain
     stage.place(
         {
             name: initial_weight(run.model, seed=run.seed, name=name, shape=tuple(parameter.shape))

@@ -84,7 +84,7 @@ class Relay:
         return arena.tensor(Region.parse(region), *self.executor.config.whole.activation_wire)
 
     def ask(self, job: jobs.BaseJob, *regions: list[dict[str, int]]) -> Any:
-        """Run a job, with what it puts off, and return its result.
+        """Run a job, and return its result.
 
         Args:
             job: The job.
@@ -94,7 +94,6 @@ class Relay:
         message = {"job": self._num_jobs, "kind": kind_of(type(job)), "fields": fields_of(job)}
         message |= dict(zip(("inputs", "outputs"), regions, strict=False))
         reply = self.runner.run(json.loads(json.dumps(message)))
-        self.runner.finish()
         if not reply["ok"]:
             raise RuntimeError(f"{job.name}: {reply['error']}")
         self.seconds = reply["seconds"]

@@ -7,9 +7,8 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import stage_shapes
-from decod.model.stage import TORCH_DTYPES, Stage
+from decod.model.stage import TORCH_DTYPES, Stage, initial_weight
 from decod.run.model_config import ModelConfig, StagesConfig
 from gpu.relay import Relay, run_of
 from gpu.result import Measure

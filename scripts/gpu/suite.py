@@ -17,7 +17,7 @@ _FAST = ("tests/unit/model", "tests/unit/train", "tests/unit/worker", "tests/uni
 
 def check_tests(setting: Setting) -> list[Measure]:
     """Run the tests of tensors on CUDA. On a CPU: one file, to try the check itself."""
-    chosen = ("-m", "gpu", *_FAST) if setting.on_cuda else ("tests/unit/model/test_product.py",)
+    chosen = ("-m", "gpu", *_FAST) if setting.on_cuda else ("tests/unit/model/test_autograd.py",)
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     ended = subprocess.run(
         [*command, *chosen], cwd=ROOT, capture_output=True, text=True, check=False

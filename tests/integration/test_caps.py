@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from decod.run.training_config import BatchConfig
-from decod.train.checkpoint.room import size_of_folder
+from decod.train.checkpoint.places import size_of_folder
 from tests.support.cluster import Cluster, run_decod
 from tests.support.network import Network, missing
 from tests.support.runs import make_run

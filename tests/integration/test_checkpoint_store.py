@@ -9,7 +9,7 @@ import pytest
 
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 from tests.support.checkpoints import flip_a_byte
 from tests.support.cluster import Cluster, Daemon, run_decod
 from tests.support.runs import make_run, reference, weight_error

@@ -14,7 +14,7 @@ import pytest
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
 from decod.run.run_config import RunConfig
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 from tests.support import unhurried
 from tests.support.checkpoints import flip_a_byte, write_checkpoint
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod

@@ -8,7 +8,7 @@ import pytest
 
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 from tests.support import in_files
 from tests.support.cluster import Cluster, run_decod
 from tests.support.runs import loss_error, make_run, reference

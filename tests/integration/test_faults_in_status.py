@@ -15,7 +15,7 @@ import pytest
 
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, run_decod, takes_part
 from tests.support.network import Network, missing

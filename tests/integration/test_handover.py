@@ -10,11 +10,10 @@ import pytest
 
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.model.stage import TORCH_DTYPES
+from decod.model.stage import TORCH_DTYPES, initial_weight
 from decod.run.run_config import RunConfig
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod
 from tests.support.model_folders import write_folder
 from tests.support.reference import train_reference

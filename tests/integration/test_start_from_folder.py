@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decod.model.header import read_config
+from decod.model.weights import read_config
 from decod.run.model_config import ModelDtype
 from tests.support.cluster import Cluster, assert_refused, run_decod
 from tests.support.oracle import assert_agreement, import_transformers, transformers_loss

@@ -13,12 +13,12 @@ from decod.train.checkpoint.entries import (
     DTYPE_BYTES,
     MEAN_PREFIX,
     SQUARE_PREFIX,
+    StateBytes,
     TensorEntry,
     state_tensors,
 )
 from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
-from decod.train.checkpoint.state_bytes import StateBytes
 from decod.train.checkpoint.store import CheckpointStore, run_folder
 
 MODEL = ModelConfig(vocab_size=19, hidden_size=8, intermediate_size=12, num_hidden_layers=2)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from decod.compression.fragments import StagePlans
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import stage_shapes
-from decod.model.stage import empty_model
+from decod.model.stage import empty_model, initial_weight
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfig
 from decod.train.adamw import learning_rate
+from tests.support.reference import plain_autograd
 
 Path = tuple[str, ...]
 """The node that served a microbatch at each stage, stage 0 first."""
@@ -145,7 +145,8 @@ class Reference:
                 self._names[name]: w for replica in met for name, w in replica.weights.items()
             }
             whole = torch.from_numpy(tokens)
-            logits = torch.func.functional_call(self._module, weights, (whole[:, :-1],))
+            with plain_autograd():
+                logits = torch.func.functional_call(self._module, weights, (whole[:, :-1],))
             loss = torch.nn.functional.cross_entropy(
                 logits.reshape(-1, self._model.vocab_size), whole[:, 1:].reshape(-1)
             )

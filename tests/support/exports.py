@@ -16,8 +16,8 @@ from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import split_document
 from decod.data.tokenizer import load_tokenizer
 from decod.ids import RunId
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
+from decod.model.stage import initial_weight
 from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig

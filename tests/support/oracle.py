@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from decod.model.header import read_config
 from decod.model.hf_folder import read_weights
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
+from decod.model.weights import read_config
 from decod.run.model_config import ModelDtype, StagesConfig
 from tests.support.runs import Tokens
 

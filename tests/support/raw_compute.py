@@ -99,7 +99,6 @@ class Here(Jobs):
         outputs: Sequence[Where] = (),
     ) -> dict[str, Any]:
         reply = self.runner.run(message_of(0, kind, fields, inputs, outputs))
-        self.runner.finish()
         return dict(json.loads(json.dumps(reply)))
 
     def close(self) -> None:

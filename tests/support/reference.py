@@ -1,18 +1,21 @@
 """The oracle: the same training in one process, in plain PyTorch.
 
 It shares only the modules and the initial weights with the executor. It has its own loop, torch's
-AdamW and one module. A run must compute the same weights as this oracle.
+AdamW and one module, whose gradients are plain autograd's. A run must compute the same weights as
+this oracle.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from decod.model.initial_weights import initial_weight
+from decod.model import llama
 from decod.model.shape import model_shapes
-from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model
+from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model, initial_weight
 from decod.run.model_config import ModelConfig
 from decod.run.training_config import OptimizerConfig
 
@@ -25,6 +28,21 @@ def _exchange(parameters: Sequence[torch.nn.Parameter], pending: list[Tensor]) -
     return own
 
 
+@contextmanager
+def plain_autograd() -> Iterator[None]:
+    """Let autograd keep what it likes of Llama's blocks, and compute nothing again."""
+
+    def plain(
+        make: Callable[..., Tensor], inputs: Sequence[Tensor], linears: Sequence[nn.Linear]
+    ) -> tuple[Tensor, ...]:
+        made = make(*inputs)
+        return tuple(layer(made) for layer in linears) or (made,)
+
+    with mock.patch.object(llama, "projected", plain):
+        yield
+
+
+@plain_autograd()
 def train_reference(
     model: ModelConfig,
     optimizer: OptimizerConfig,

@@ -20,7 +20,7 @@ def _spoil(kind: str, iteration: str) -> None:
     """Spoil the first tensor of that kind."""
     import torch
 
-    from decod.train.activations import ActivationCodec
+    from decod.train.passes import ActivationCodec
 
     send, spoiled = ActivationCodec.sent, list[str]()
     what = re.compile(rf"{kind} of microbatch (\d+)/")

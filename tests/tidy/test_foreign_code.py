@@ -21,7 +21,6 @@ ALLOWED = {
         "decod/lab/cli/plan_command.py",
         "importlib.import_module",
     ): "the name stands in the line before",
-    ("decod/model/fused.py", "torch.compile"): "without its caches, in a private folder",
     ("scripts/gpu/stage.py", "torch.compile"): "what decod is compared with",
     ("scripts/gpu_check.py", "importlib.import_module"): "the names are in a table there",
     (

@@ -23,7 +23,7 @@ from decod.protocol.core.events import Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.round_messages import PEERS_MAX, Greeting, Height, RoundMessage
 from decod.stopwatch import Stopwatch
-from decod.train.checkpoint.transfer import QuietSink
+from decod.train.checkpoint.description import QuietSink
 from decod.wire.codec import Decoded
 
 # Copies of a loop's state on their way between hosts. They lie in memory, as files.

@@ -8,7 +8,8 @@ committed set. Sixty-four bits guard against loss and duplication by mistake, no
 each of which every element has a random sign. The squared distance of two sketches is, on average,
 that of their tensors. Sketches with the same signs add up as their tensors do. The signs follow
 from a seed. Nobody but its maker may know it until the tensor is there, so nobody can make another
-tensor of the same sketch. `decod.train.sketches` makes them.
+tensor of the same sketch. `decod.train.standing_out` makes
+them.
 
 Source: M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002.
 Deviation: an element's bucket follows from its position, and only its sign is drawn.

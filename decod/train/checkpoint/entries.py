@@ -1,4 +1,4 @@
-"""The tensors of a stage's state: on the wire, in shared memory and on disk.
+"""The tensors of a stage's state, on the wire, in shared memory and on disk, and their bytes.
 
 Imports no torch, because the node process writes checkpoints and `decod checkpoint` reads them.
 """
@@ -7,11 +7,52 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from decod.errors import CheckpointError
+from decod.files import PieceFile
 from decod.model.shape import stage_shapes
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
+
+
+class StateBytes(Protocol):
+    """The blob of a state. Slices without a step give and take its bytes.
+
+    A file is read or written at each slice. That may raise OSError.
+    """
+
+    def __len__(self) -> int:
+        """Return the size in bytes."""
+        ...
+
+    def __getitem__(self, place: slice, /) -> memoryview | bytes:
+        """Return the bytes of a place."""
+
+    def __setitem__(self, place: slice, piece: memoryview | bytes | bytearray, /) -> None:
+        """Change the bytes of a place to others of the same number."""
+
+
+class BytesInFile:
+    """The bytes of a state in a file, from its beginning on. See `StateBytes`.
+
+    Args:
+        file: The file.
+        size_bytes: Size of the state.
+    """
+
+    def __init__(self, file: PieceFile, size_bytes: int) -> None:
+        self._file, self._size_bytes = file, size_bytes
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, place: slice, /) -> bytes:
+        return self._file.read_at(place.start, place.stop - place.start)
+
+    def __setitem__(self, place: slice, piece: memoryview | bytes | bytearray, /) -> None:
+        self._file.write_at(place.start, piece)
+
 
 MEAN_PREFIX = "optimizer.exp_avg."
 SQUARE_PREFIX = "optimizer.exp_avg_sq."

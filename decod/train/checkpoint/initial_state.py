@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decod.errors import CheckpointError
-from decod.model.header import DTYPE_NAMES
-from decod.model.weights import find_weights, is_finite
+from decod.model.weights import DTYPE_NAMES, find_weights, is_finite
 from decod.run.model_config import ModelConfig
 from decod.texts import why_of
 from decod.train.checkpoint.description import (

@@ -16,7 +16,7 @@ from typing import Any
 import pydantic_core
 
 from decod.errors import CheckpointError
-from decod.model.header import header_bytes
+from decod.model.weights import header_bytes
 from decod.train.checkpoint.entries import DTYPE_BYTES, TensorEntry, parse_entries
 
 FORMAT_VERSION = 1

@@ -1,6 +1,12 @@
-"""Where the files of a checkpoint lie: in a folder of this host, or in an object store."""
+"""Where the files of a checkpoint lie: in a folder of this host, or in an object store.
 
+File operations are separate from the store, so that a test can crash between any two of them. The
+room on this host's disk is what the node's operator leaves it.
+"""
+
+import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +16,71 @@ from typing import Protocol
 from typing_extensions import override
 
 from decod.files import open_ordinary, read_at
-from decod.train.checkpoint.checkpoint_files import PIECE_BYTES
+
+PIECE_BYTES = 4 << 20
+"""Size of a piece to write, read or hash at a time."""
+
+
+class FileOperations:
+    """Operations of the operating system. Every one may raise OSError."""
+
+    def make_folder(self, path: Path) -> None:
+        """Create a folder and its missing parents."""
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def create(self, path: Path) -> int:
+        """Return the descriptor of a new file. Never opens an existing file."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+
+    def write(self, descriptor: int, data: memoryview | bytes) -> None:
+        """Write all of `data`."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+
+    def sync(self, path: Path) -> None:
+        """Wait until a file's content, or a folder's list of names, has reached the disk."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, path: Path, target: Path) -> None:
+        """Rename a file or folder. Nothing else may have the new name."""
+        path.rename(target)
+
+    def remove_file(self, path: Path) -> None:
+        """Remove a file, or a symlink itself."""
+        path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        path.rmdir()
+
+
+def remove_tree(folder: Path, files: FileOperations) -> None:
+    """Remove a folder and its content, unless it is missing or a symlink."""
+    if not is_plain_folder(folder):
+        return
+    for inner in sorted(folder.iterdir()):
+        if is_plain_folder(inner):
+            remove_tree(inner, files)
+        else:
+            files.remove_file(inner)
+    files.remove_folder(folder)
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Return whether a path is a folder itself, and not a symlink to one.
+
+    Raises:
+        OSError: The path may exist, but can't be examined.
+    """
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 class OpenFile(Protocol):
@@ -152,3 +222,54 @@ def names_in(folder: Folder) -> list[str]:
 def address_of(folder: Folder) -> str:
     """Return what `parse_folder` takes. Maybe with a password, so it is not to be shown."""
     return folder.url if isinstance(folder, StoredFolder) else str(folder)
+
+
+class DiskRoom:
+    """The cap on what a folder holds.
+
+    Args:
+        folder: The node's state folder.
+        size_max_bytes: Most that it may hold. None: there is no cap.
+    """
+
+    def __init__(self, folder: Path, size_max_bytes: int | None = None) -> None:
+        self._folder, self.size_max_bytes = folder, size_max_bytes
+
+    def cap(self, size_max_bytes: int | None) -> None:
+        """Change the cap from now on. Nothing is removed for it."""
+        self.size_max_bytes = size_max_bytes
+
+    def require(self, size_bytes: int) -> None:
+        """Check that the folder may hold so many bytes more.
+
+        Raises:
+            OSError: It may not.
+        """
+        most_bytes = self.size_max_bytes
+        if most_bytes is None:
+            return
+        held_bytes = size_of_folder(self._folder)
+        if held_bytes + size_bytes > most_bytes:
+            held, needed, most = (n / 2**20 for n in (held_bytes, size_bytes, most_bytes))
+            raise OSError(
+                errno.EDQUOT,
+                f"{self._folder} holds {held:.1f} MiB, this takes {needed:.1f} MiB, and the disk"
+                f" limit is {most:.1f} MiB (decod set disk)",
+            )
+
+
+def size_of_folder(folder: Path) -> int:
+    """Return the size of all files below a folder, in bytes. What vanishes meanwhile counts 0."""
+    total = 0
+    pending = [os.fspath(folder)]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue
+    return total

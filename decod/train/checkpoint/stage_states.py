@@ -20,8 +20,6 @@ from typing import Any
 
 from decod.errors import CheckpointError
 from decod.texts import why_of
-from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
-from decod.train.checkpoint.checkpoint_files import FileOperations, is_plain_folder
 from decod.train.checkpoint.description import (
     Chunk,
     Description,
@@ -32,9 +30,11 @@ from decod.train.checkpoint.description import (
     parse_description,
     placed,
 )
-from decod.train.checkpoint.entries import parse_entries
+from decod.train.checkpoint.entries import StateBytes, parse_entries
 from decod.train.checkpoint.iteration_folders import (
     Abandoned,
+    ArrivedStage,
+    ArrivingStages,
     Folders,
     StageBlob,
     numbered,
@@ -46,9 +46,15 @@ from decod.train.checkpoint.manifest import (
     file_size_bytes,
     packed,
 )
-from decod.train.checkpoint.places import File, OpenFile, opened, read_exactly
-from decod.train.checkpoint.room import DiskRoom
-from decod.train.checkpoint.state_bytes import StateBytes
+from decod.train.checkpoint.places import (
+    DiskRoom,
+    File,
+    FileOperations,
+    OpenFile,
+    is_plain_folder,
+    opened,
+    read_exactly,
+)
 from decod.train.checkpoint.store import Checkpoint
 
 FORMAT_VERSION = 1

@@ -18,13 +18,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from decod.errors import CheckpointError
-from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
-from decod.train.checkpoint.checkpoint_files import FileOperations, is_plain_folder
+from decod.errors import CheckpointError, ConfigError
 from decod.train.checkpoint.description import cut, hash_tensor
 from decod.train.checkpoint.entries import TensorEntry
 from decod.train.checkpoint.iteration_folders import (
     Abandoned,
+    ArrivedStage,
+    ArrivingStages,
     Folders,
     StageBlob,
     numbered,
@@ -39,14 +39,46 @@ from decod.train.checkpoint.manifest import (
     parse_manifest,
 )
 from decod.train.checkpoint.places import (
+    DiskRoom,
     File,
+    FileOperations,
     Folder,
     OpenFile,
+    is_plain_folder,
     names_in,
     opened,
     read_exactly,
 )
-from decod.train.checkpoint.room import DiskRoom
+
+EVERY_MAX = 1 << 40
+KEEP_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Settings of the leader's checkpoints: how often it writes one, and how many it keeps."""
+
+    every_iterations: int = 100
+    """A checkpoint after so many iterations, and when the leader ends; 0 writes none. Each takes
+    three times the model's size, for bfloat16 seven times, on the leader's disk, and travels there
+    from the other stages: raise it where links are slow and iterations short."""
+    keep: int = 3
+    """Checkpoints of the run that stay; the oldest go. While one is written there is one more."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.every_iterations <= EVERY_MAX:
+            raise ConfigError(
+                f"checkpoint.every_iterations is {self.every_iterations}",
+                why="it is a number of iterations, from 0 to 2^40",
+                fix="give 0 for no checkpoints, or a number such as 100",
+            )
+        if not 1 <= self.keep <= KEEP_MAX:
+            raise ConfigError(
+                f"checkpoint.keep is {self.keep}",
+                why="without one there is nothing to go on from, and more than 1000 is a slip",
+                fix="give 3, or every_iterations = 0 for no checkpoints",
+            )
+
 
 MANIFEST = "manifest.json"
 _CHECKPOINTS = "checkpoints"

@@ -6,7 +6,7 @@ from dataclasses import astuple
 from typing import Any
 
 from decod.run.training_config import BatchConfig
-from decod.train.rows import rows_of_devices
+from decod.train.executor_config import rows_of_devices
 from decod.worker.configure import num_threads_of, parse_dataclass
 from decod.worker.device import CPU
 

@@ -15,7 +15,7 @@ from decod.protocol.core.jobs import (
     ReplayPasses,
     Reset,
 )
-from decod.train.state_mirror import Mirror
+from decod.train.ranks import Mirror
 from decod.worker.arena_view import Arena
 from decod.worker.configure import make_mirror
 from decod.worker.job import Request, malformed

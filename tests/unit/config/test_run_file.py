@@ -14,7 +14,7 @@ from decod.errors import ConfigError
 from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.store import CheckpointConfig
 
 
 def _write(folder: Path, text: str | bytes) -> Path:

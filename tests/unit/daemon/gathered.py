@@ -23,9 +23,8 @@ from decod.protocol.core.jobs import Snapshot
 from decod.protocol.core.view import View
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig
-from decod.train.checkpoint.description import Description, parse_description
+from decod.train.checkpoint.description import Description, StateSink, parse_description
 from decod.train.checkpoint.shared import SharedCheckpoints
-from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import MODEL, RUN_ID, STAGES, arrive, random_blob
 from tests.support.members import data_node
 from tests.support.noted import noted

@@ -15,9 +15,9 @@ from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
 from decod.driver import state_copies
 from decod.errors import ConfigError
 from decod.protocol.core.era import Mark
-from decod.train.checkpoint.checkpoint_files import FileOperations
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
+from decod.train.checkpoint.places import FileOperations
 from decod.train.checkpoint.store import (
+    CheckpointConfig,
     CheckpointStore,
     find_checkpoints,
     find_problems,

@@ -20,14 +20,12 @@ from decod.net.donor import StateRequest
 from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
-from decod.train.checkpoint.description import parameter_hash
+from decod.train.checkpoint.description import StateSink, parameter_hash
 from decod.train.checkpoint.iteration_folders import stage_file
 from decod.train.checkpoint.manifest import packed
-from decod.train.checkpoint.shared import SharedCheckpoints
-from decod.train.checkpoint.shared_store import FolderStore
+from decod.train.checkpoint.shared import FolderStore, SharedCheckpoints
 from decod.train.checkpoint.stage_states import KeptState
 from decod.train.checkpoint.store import run_folder
-from decod.train.checkpoint.transfer import StateSink
 from tests.support.checkpoints import (
     RUN_ID,
     arrive,

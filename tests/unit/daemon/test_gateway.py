@@ -34,7 +34,7 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member, Role
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
-from decod.train.checkpoint.transfer import StateSink
+from decod.train.checkpoint.description import StateSink
 from decod.wire.codec import Decoded
 from tests.support.members import data_node
 from tests.waiting import wait_until

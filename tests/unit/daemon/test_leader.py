@@ -39,8 +39,8 @@ from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import Organisation, RunConfig
 from decod.tasks import in_thread
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
-from decod.train.checkpoint.room import DiskRoom
+from decod.train.checkpoint.places import DiskRoom
+from decod.train.checkpoint.store import CheckpointConfig
 from tests.support.members import data_node
 from tests.support.noted import noted
 from tests.unit.daemon.nodes import (

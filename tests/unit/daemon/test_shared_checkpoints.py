@@ -15,14 +15,12 @@ from decod.daemon.disk_states import StoredChunks
 from decod.daemon.resume import find_resumed
 from decod.errors import CheckpointError
 from decod.net.rate_caps import Lane, Pace
-from decod.train.checkpoint.checkpoint_params import CheckpointConfig
 from decod.train.checkpoint.description import described_hash, parse_description
 from decod.train.checkpoint.iteration_folders import stage_file
 from decod.train.checkpoint.manifest import packed
 from decod.train.checkpoint.places import Folder
-from decod.train.checkpoint.shared import SharedCheckpoints, find_stored
-from decod.train.checkpoint.shared_store import Content, FolderStore
-from decod.train.checkpoint.store import find_checkpoints, find_problems
+from decod.train.checkpoint.shared import Content, FolderStore, SharedCheckpoints, find_stored
+from decod.train.checkpoint.store import CheckpointConfig, find_checkpoints, find_problems
 from tests.support.checkpoints import RUN_ID, make_manifest, random_blobs, write_checkpoint
 from tests.unit.daemon.gathered import FakeRun, Member, describe
 from tests.unit.daemon.nodes import make_manifest as run_manifest

@@ -17,7 +17,7 @@ from decod.net.server import PeerServer
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import Fault, SendFailed
 from decod.protocol.core.messages import Bans, Ping
-from decod.train.checkpoint.transfer import StateSink
+from decod.train.checkpoint.description import StateSink
 from tests.support.members import ban, data_node, new_data_node, unban
 from tests.support.peers import ACTIVATION, RUN, Host
 from tests.waiting import wait_until

@@ -8,7 +8,7 @@ import pytest
 from decod.daemon import progress_display as module
 from decod.daemon.progress_display import show_transfer, transfer_text
 from decod.journal.terminal import PatientTerminal
-from decod.train.checkpoint.transfer import Transfer
+from decod.train.checkpoint.description import Transfer
 from tests.waiting import wait_until
 
 MIB = 1 << 20

@@ -30,9 +30,15 @@ from decod.protocol.core.messages import CanTake, Message
 from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member
 from decod.protocol.node_machine import NodeMachine
-from decod.train.checkpoint.description import Chunk, describe_blob, description_text, entry_json
+from decod.train.checkpoint.description import (
+    Chunk,
+    StateSink,
+    Transfer,
+    describe_blob,
+    description_text,
+    entry_json,
+)
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.transfer import StateSink, Transfer
 from tests.waiting import wait_until
 
 PEER = NodeId("b" * 52)

@@ -15,8 +15,8 @@ from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
-from decod.train.checkpoint.room import DiskRoom
-from decod.train.checkpoint.transfer import StateSink
+from decod.train.checkpoint.description import StateSink
+from decod.train.checkpoint.places import DiskRoom
 from tests.unit.driver.test_node_driver import MANIFEST, NUDGE, PEER, Bench, run, start_job
 from tests.waiting import wait_until
 

@@ -55,7 +55,7 @@ def test_sequences_of_8k_take_memory_that_grows_with_their_length(
         max_position_embeddings=length,
         qk_norm=not gpt2,
     )
-    module = FirstStage(model, range(1), lean=True)
+    module = FirstStage(model, range(1))
     tokens = torch.randint(model.vocab_size, (1, length + 1))
 
     def train() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from decod.errors import DataError
-from decod.model.header import read_config
 from decod.model.hf_folder import read_weights
 from decod.model.stage import FirstStage
+from decod.model.weights import read_config
 from decod.run.model_config import ModelDtype
 from tests.support.model_folders import write_folder
 from tests.support.oracle import (
@@ -102,7 +102,7 @@ def test_loss_and_gradients_are_those_of_transformers_in_float64(name: str, tmp_
     """Of the modules that train: blocks that keep little, and the loss in chunks."""
     save(tmp_path, name)
     model = read_config(tmp_path, dtype=ModelDtype.FLOAT64)
-    ours = FirstStage(model, range(model.num_hidden_layers), lean=True)
+    ours = FirstStage(model, range(model.num_hidden_layers))
     ours.place({key: value.double() for key, value in read_weights(tmp_path, model)})
     loss = ours.loss(ours.embed(TOKENS[:, :-1]), TOKENS[:, 1:])
     torch.autograd.backward([loss])

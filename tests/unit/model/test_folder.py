@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from decod import files as decod_files
 from decod.errors import DataError
 from decod.model.generate import LoadedModel
-from decod.model.header import read_config
 from decod.model.hf import config_to_hf
 from decod.model.hf_folder import fill_weights, read_weights
-from decod.model.initial_weights import initial_weight
 from decod.model.sampling import Sampling
 from decod.model.shape import EMBEDDINGS, model_shapes
+from decod.model.stage import initial_weight
+from decod.model.weights import read_config
 from decod.model.writing import ModelWriter
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype
 from tests.support.model_folders import write_folder

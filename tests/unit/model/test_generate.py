@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decod.errors import DataError
-from decod.model.cache import KeyValueCache
+from decod.model.attention import KeyValueCache
 from decod.model.generate import LoadedModel, choose
 from decod.model.sampling import Sampling
 from decod.run.model_config import Architecture, ModelConfig

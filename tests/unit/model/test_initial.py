@@ -5,9 +5,8 @@ import hashlib
 import pytest
 import torch
 
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes, stage_shapes
-from decod.model.stage import empty_model, empty_stage
+from decod.model.stage import empty_model, empty_stage, initial_weight
 from decod.run.model_config import Architecture, ModelConfig, StagesConfig
 
 torch.set_num_threads(1)

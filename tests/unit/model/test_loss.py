@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from decod.model import loss as loss_module
-from decod.model.loss import linear_cross_entropy
+from decod.model import autograd as loss_module
+from decod.model.autograd import linear_cross_entropy
 from tests.support.allocations import allocations_of
 from tests.support.devices import on_devices
 

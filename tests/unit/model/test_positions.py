@@ -14,9 +14,9 @@ from decod.config.run_file import load_run_file
 from decod.config.template import render_run_file
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
-from decod.model.header import read_config
+from decod.model.attention import rotary_tables
 from decod.model.hf import config_from_hf, config_to_hf
-from decod.model.rotary import rotary_tables
+from decod.model.weights import read_config
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from decod.model.header import read_config
 from decod.model.hf_folder import read_weights
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
-from decod.model.stage import FirstStage, empty_model
+from decod.model.stage import FirstStage, empty_model, initial_weight
+from decod.model.weights import read_config
 from decod.run.model_config import Architecture, ModelConfig
 from tests.support.model_folders import write_folder
 

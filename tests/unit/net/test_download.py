@@ -26,6 +26,7 @@ from decod.net.server import PeerHandler, PeerServer
 from decod.train.checkpoint.description import (
     CHUNK_SIZE_BYTES,
     Chunk,
+    Transfer,
     describe_blob,
     description_text,
     entry_json,
@@ -34,7 +35,6 @@ from decod.train.checkpoint.description import (
     placed,
 )
 from decod.train.checkpoint.entries import TensorEntry
-from decod.train.checkpoint.transfer import Transfer
 from decod.wire.v1 import state_pb2
 from tests.support.members import data_node
 from tests.support.peers import open_to

@@ -10,12 +10,10 @@ from typing_extensions import override
 
 from decod.errors import NetworkError
 from decod.net.download import Donor, DownloadTerms, _Download, download
-from decod.train.checkpoint.arriving import ArrivedStage, ArrivingStages
-from decod.train.checkpoint.checkpoint_files import FileOperations
-from decod.train.checkpoint.description import Description, describe_blob
-from decod.train.checkpoint.iteration_folders import stage_file
+from decod.train.checkpoint.description import Description, QuietSink, describe_blob
+from decod.train.checkpoint.iteration_folders import ArrivedStage, ArrivingStages, stage_file
 from decod.train.checkpoint.manifest import file_header, packed
-from decod.train.checkpoint.transfer import QuietSink
+from decod.train.checkpoint.places import FileOperations
 from tests.unit.net.test_download import (
     BIG,
     CHUNK,

@@ -18,8 +18,7 @@ from decod.net.net_limits import Limits
 from decod.net.storing import NoStoreError, PartRequest, Sharing, _followed, write_part
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.iteration_folders import StageBlob
-from decod.train.checkpoint.shared import SharedCheckpoints
-from decod.train.checkpoint.shared_store import Content, FolderStore
+from decod.train.checkpoint.shared import Content, FolderStore, SharedCheckpoints
 from decod.wire.v1 import state_pb2
 from tests.support.members import data_node
 from tests.unit.net.test_download import BIG, CHUNK, ME, RUN, WANTED, Holder

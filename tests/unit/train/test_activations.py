@@ -20,9 +20,9 @@ from decod.run.training_config import (
     BatchConfig,
 )
 from decod.stopwatch import Stopwatch
-from decod.train.activations import ActivationCodec
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
+from decod.train.passes import ActivationCodec
 from tests.support.coded import cut
 from tests.support.devices import on_devices
 from tests.support.reference import train_reference

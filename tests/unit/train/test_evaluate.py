@@ -11,8 +11,8 @@ from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
+from decod.model.stage import initial_weight
 from decod.run.model_config import ModelConfig
 from decod.run.training_config import BatchConfig
 from decod.train.evaluate import evaluate

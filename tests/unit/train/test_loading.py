@@ -14,12 +14,16 @@ from torch import Tensor
 from decod.errors import CheckpointError
 from decod.files import PieceFile
 from decod.train.checkpoint import description
-from decod.train.checkpoint.entries import MEAN_PREFIX, SQUARE_PREFIX, TensorEntry
-from decod.train.checkpoint.state_bytes import BytesInFile, StateBytes
-from decod.train.layout import Layout, byte_view
-from decod.train.shared_state import SharedState
-from decod.train.snapshot import take_snapshot
-from decod.train.state_loading import StateForm, blob_pieces, loaded_state
+from decod.train.checkpoint.entries import (
+    MEAN_PREFIX,
+    SQUARE_PREFIX,
+    BytesInFile,
+    StateBytes,
+    TensorEntry,
+)
+from decod.train.committed_state import take_snapshot
+from decod.train.layout import Layout, SharedState, byte_view
+from decod.train.start import StateForm, blob_pieces, loaded_state
 from tests.support.devices import on_devices
 
 MOMENTS = (MEAN_PREFIX, SQUARE_PREFIX)

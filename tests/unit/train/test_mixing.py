@@ -3,7 +3,7 @@
 import torch
 
 from decod.train.layout import Layout
-from decod.train.mixing import mixed_weights
+from decod.train.start import mixed_weights
 
 
 def layout(*blocks: int) -> Layout:

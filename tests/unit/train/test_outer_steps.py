@@ -11,7 +11,7 @@ from decod.config.presets import PRESETS
 from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfig, SyncMethod
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.diloco import DiLoCo
-from decod.train.shared_state import SharedState
+from decod.train.layout import SharedState
 from decod.train.update_rule import NO_AVERAGE, StepInput
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "slow-links.md"

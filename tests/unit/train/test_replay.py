@@ -11,10 +11,10 @@ from decod.ids import MicrobatchId
 from decod.protocol.core.fingerprints import SEED_BYTES, added, error_of
 from decod.run.model_config import ModelDtype
 from decod.run.training_config import ActivationCompression, ActivationsConfig
-from decod.train.activations import ActivationCodec
 from decod.train.executor import StageExecutor
+from decod.train.passes import ActivationCodec
 from decod.train.reduction import cut
-from decod.train.sketches import error_between, sketch_of
+from decod.train.standing_out import error_between, sketch_of
 from tests.support.devices import on_devices
 from tests.unit.train.test_step import make_relay, noise
 

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
 from decod.model.hf import config_to_hf
-from decod.model.initial_weights import initial_weight
 from decod.model.shape import model_shapes
+from decod.model.stage import initial_weight
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig

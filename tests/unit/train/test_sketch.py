@@ -16,7 +16,7 @@ from decod.protocol.core.fingerprints import (
     added,
     error_of,
 )
-from decod.train.sketches import Sketcher, error_between, sketch_of
+from decod.train.standing_out import Sketcher, error_between, sketch_of
 from tests.support.devices import on_devices
 
 SEED = bytes(range(SEED_BYTES))

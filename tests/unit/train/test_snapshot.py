@@ -14,10 +14,10 @@ from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, entry_json, placed
 from decod.train.checkpoint.entries import TensorEntry, parse_entries
+from decod.train.committed_state import SnapshotLayout
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import byte_view
-from decod.train.snapshot import SnapshotLayout
 from tests.support.devices import on_devices
 
 torch.set_num_threads(1)

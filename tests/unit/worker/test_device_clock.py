@@ -1,4 +1,4 @@
-"""A job's time is the device's, and what is put off counts for the job that has put it off."""
+"""A job's time is the device's."""
 
 from dataclasses import dataclass
 
@@ -18,9 +18,6 @@ class Instant:
 
     def synchronize(self) -> None:
         self.passed = True
-
-    def query(self) -> bool:
-        return self.passed
 
     def elapsed_time(self, later: "Instant") -> float:
         return 1e3 * (later.at_s - self.at_s)
@@ -49,17 +46,6 @@ def test_a_job_that_told_the_device_nothing_has_the_hosts_time(instants: list[In
     instants += [Instant(2.0)]
     clock.begin()
     assert clock.busy_s(1.5, 0.0) == 1.5
-
-
-def test_what_was_put_off_is_told_once_and_when_it_is_done(instants: list[Instant]) -> None:
-    clock = DeviceClock(CUDA)
-    end = Instant(9.0, passed=False)
-    instants += [Instant(7.0), end]
-    clock.went_on("backward", clock.mark())
-    assert clock.take_later_s() == {}
-    end.passed = True
-    assert clock.take_later_s() == {"backward": 2.0}
-    assert clock.take_later_s() == {}
 
 
 @pytest.mark.gpu

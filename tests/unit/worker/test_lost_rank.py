@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decod.protocol.core.jobs import Backward, BaseJob, Build, Forward, Square
-from decod.train.state_mirror import Mirror
+from decod.train.ranks import Mirror
 from decod.worker import pass_runner
 from decod.worker.arena_view import Arena
 from decod.worker.ranks import crew, mirror_runner

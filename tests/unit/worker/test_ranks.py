@@ -22,9 +22,9 @@ from decod.protocol.core import jobs
 from decod.protocol.core.fingerprints import Sketch, error_of
 from decod.protocol.core.jobs import Configure, SetRecompute, SetThreads, SpreadStage
 from decod.stopwatch import Stopwatch
-from decod.train.activations import ActivationCodec
 from decod.train.executor import StageExecutor, StageReport
-from decod.train.sketches import sketch_of
+from decod.train.passes import ActivationCodec
+from decod.train.standing_out import sketch_of
 from decod.worker.ranks.dividing import divided
 from tests.support.polling import wait_for
 from tests.support.raw_compute import DEADLINE_S, Here, Jobs, Node

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from decod.errors import CheckpointError
-from decod.train.checkpoint.room import DiskRoom, size_of_folder
+from decod.train.checkpoint.places import DiskRoom, size_of_folder
 from decod.train.checkpoint.stage_states import StateStore
 from tests.unit.train.checkpoint.test_states import keep
 

@@ -9,8 +9,14 @@ import pytest
 
 from decod.train.checkpoint.iteration_folders import StageBlob, stage_file
 from decod.train.checkpoint.places import StoredFolder
-from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
-from decod.train.checkpoint.shared_store import UrlStore, open_store, parse_folder
+from decod.train.checkpoint.shared import (
+    SharedCheckpoints,
+    SharedStoreError,
+    UrlStore,
+    find_stored,
+    open_store,
+    parse_folder,
+)
 from decod.train.checkpoint.store import find_problems, find_tensors, read_checkpoint
 from tests.support.checkpoints import RUN_ID, random_blobs
 from tests.unit.train.checkpoint.test_shared import write

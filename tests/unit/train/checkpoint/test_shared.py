@@ -15,12 +15,14 @@ from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.iteration_folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import packed
 from decod.train.checkpoint.places import Folder, address_of
-from decod.train.checkpoint.shared import SharedCheckpoints, SharedStoreError, find_stored
-from decod.train.checkpoint.shared_store import (
+from decod.train.checkpoint.shared import (
     Content,
     FolderStore,
+    SharedCheckpoints,
     SharedStore,
+    SharedStoreError,
     UrlStore,
+    find_stored,
     open_store,
     parse_folder,
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from decod.errors import CheckpointError
-from decod.train.checkpoint.checkpoint_files import FileOperations
 from decod.train.checkpoint.description import (
     Description,
     describe_blob,
@@ -15,6 +14,7 @@ from decod.train.checkpoint.description import (
     parameter_hash,
     parse_description,
 )
+from decod.train.checkpoint.places import FileOperations
 from decod.train.checkpoint.stage_states import KeptState, StateStore, state_of_checkpoint
 from decod.train.checkpoint.store import read_checkpoint
 from tests.support.checkpoints import random_blob, write_checkpoint

@@ -13,9 +13,9 @@ from safetensors import safe_open
 from typing_extensions import override
 
 from decod.errors import CheckpointError
-from decod.train.checkpoint.checkpoint_files import FileOperations
 from decod.train.checkpoint.iteration_folders import StageBlob, stage_file
 from decod.train.checkpoint.manifest import CheckpointManifest, parse_manifest
+from decod.train.checkpoint.places import FileOperations
 from decod.train.checkpoint.store import (
     Checkpoint,
     CheckpointStore,
