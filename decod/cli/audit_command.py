@@ -175,9 +175,9 @@ def _shown(line: "AuditLine") -> str:
 
 def _named(node: str) -> str:
     """Return the name and the short id of a node; another text as it is."""
-    from decod.base32 import from_base32
     from decod.ids import NodeId
     from decod.membership.identity import name_of
+    from decod.texts import from_base32
 
     try:
         is_id = len(from_base32(node)) == 32

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 from decod.config.strict import StrictModel, explain
 from decod.errors import ConfigError
 from decod.files import read_beginning
-from decod.strict_json import no_constant, unique
-from decod.texts import why_of
+from decod.texts import no_constant, unique, why_of
 
 FILE_SIZE_MAX_BYTES = 64 << 20
 """Room for about a million links."""

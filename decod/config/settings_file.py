@@ -14,8 +14,8 @@ from typing import Any
 from decod.config.json_file import read_json
 from decod.config.node_settings import SETTINGS, parse_setting
 from decod.config.strict import StrictModel, list_model_keys
-from decod.durable import replace_durably
 from decod.errors import ConfigError
+from decod.files import replace_durably
 from decod.texts import why_of
 
 SETTINGS_FILE = "settings.json"

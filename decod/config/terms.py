@@ -9,7 +9,7 @@ from typing import Any
 from decod.compression.plan import Method
 from decod.errors import ConfigError, RejectedError
 from decod.run.protocol_config import PROTOCOL_VERSION
-from decod.strict_json import no_constant, unique
+from decod.texts import no_constant, unique
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.config.carried import NOTHING
 from decod.config.schema import Manifest, flatten
 from decod.daemon.run_facts import RunPart
@@ -53,7 +54,6 @@ from decod.train.checkpoint.store import (
     remove_unfinished,
     run_folder,
 )
-from decod.wall_clock import wall_clock
 
 _CARRIED = "carried"
 """The setting that a resumed run takes from its checkpoint, and not from the run file."""

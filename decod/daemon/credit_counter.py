@@ -10,13 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
+from decod.clocks import wall_clock
 from decod.daemon.run_facts import RunPart
 from decod.journal.credit import Credit, RunCredit, describe_credit
 from decod.journal.credit_file import FILE_NAME, CreditLedger
 from decod.protocol.core.effects import CountWork
 from decod.tasks import in_thread
 from decod.texts import clean_text, why_of
-from decod.wall_clock import wall_clock
 
 SAVE_INTERVAL_S = 10.0
 

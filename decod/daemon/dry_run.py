@@ -7,7 +7,6 @@ data node describes, checked as in a real join. The compute process starts to fi
 from dataclasses import dataclass, replace
 from typing import Any
 
-from decod.base32 import base32
 from decod.config.node_config import NodeConfig
 from decod.config.node_settings import given_in, with_values
 from decod.config.schema import Manifest
@@ -28,7 +27,7 @@ from decod.net.enrolment import Enrollee
 from decod.net.join_string import JoinString
 from decod.net.visit import visit
 from decod.protocol.core.view import Role
-from decod.texts import size_text
+from decod.texts import base32, size_text
 
 _ROOT_SHOWN = 12
 """Characters of the root's key that are shown, as docs show join strings."""

@@ -10,7 +10,6 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.base32 import base32
 from decod.config.node_config import RESUME_AUTO, RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
@@ -30,6 +29,7 @@ from decod.membership.papers import Membership
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.tasks import in_thread
+from decod.texts import base32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
+from decod.clocks import Stopwatch
 from decod.daemon.address_book import AddressBook
 from decod.daemon.dialling import Dialling
 from decod.daemon.incoming import IncomingTensors, TensorSizes
@@ -40,7 +41,6 @@ from decod.protocol.core.messages.decision_messages import LeaderIs
 from decod.protocol.core.messages.membership_messages import Follow
 from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member, Reach
-from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.transfer import StateSink
 from decod.wire.codec import Decoded

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.daemon.audit_feed import OPERATOR
 from decod.daemon.frontend import Command
 from decod.daemon.register_keeper import TokenRegister
@@ -15,7 +16,6 @@ from decod.membership.token import Token
 from decod.membership.tokens import USES_MAX, TokenRecord
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 from decod.wire import validate
 
 FIRST_LIFE_S = 24 * 3600.0

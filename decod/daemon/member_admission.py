@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from decod.clocks import wall_clock
 from decod.daemon.host import Say
 from decod.daemon.peers import KnownPeers
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
@@ -31,7 +32,6 @@ from decod.net.enrolment import AskLeaderError, Enrollee, UnknownTokenError, enr
 from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 
 ROOT_FILE = "root.key"
 

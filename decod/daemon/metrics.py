@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from decod.clocks import wall_clock
 from decod.compression.plan import Method
 from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import HostDevice
@@ -26,7 +27,6 @@ from decod.journal.journal_file import FOLDER, KeptJournal
 from decod.journal.records import Mode, RoundRow
 from decod.run.run_config import RunConfig
 from decod.run.training_config import ActivationCompression, SyncMethod
-from decod.wall_clock import wall_clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from decod.config.carried import CARRIED_MAX_CHARACTERS, JSON_FILES, Carried, flags_of
-from decod.damage import is_hub_name
 from decod.data.dataset import Dataset
 from decod.data.special_tokens import (
     CONFIG_FILE,
@@ -20,7 +19,7 @@ from decod.data.special_tokens import (
 )
 from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
 from decod.errors import DataError
-from decod.files import read_beginning
+from decod.files import is_hub_name, read_beginning
 from decod.texts import why_of
 
 TEMPLATE_FILE = "chat_template.jinja"

@@ -23,9 +23,8 @@ from decod.data.special_tokens import (
     eos_ids,
 )
 from decod.data.tokenizer import TOKENIZER_FILE, FileTokenizer
-from decod.durable import replace_durably
 from decod.errors import DataError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.texts import why_of
 
 _CARD_MAX_BYTES = 1 << 20

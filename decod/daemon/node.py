@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Protocol
 
+from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.audit_feed import feed_of
 from decod.daemon.credit_counter import CreditCounter
@@ -69,7 +70,6 @@ from decod.driver.handle import CoreHandle
 from decod.driver.planning import PlanningProcess
 from decod.driver.state_copies import StateCopies
 from decod.errors import ConfigError
-from decod.gc_pauses import keep_pauses_short
 from decod.journal.journal import Journal, JournalEntry
 from decod.journal.journal_file import FOLDER, kept_events
 from decod.journal.logs import NodeLog
@@ -79,6 +79,7 @@ from decod.membership.receipts import ReceiptAnswer
 from decod.membership.sealing import DecisionSeals
 from decod.membership.tensor_proofs import TensorProofs
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
+from decod.process import keep_pauses_short
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.context import Identity, Promise
 from decod.protocol.core.effects import CountWork, Stop, StopReason
@@ -86,7 +87,6 @@ from decod.protocol.core.view import Member, Reach, Role
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node_machine import NodeMachine
 from decod.tasks import beside, in_thread
-from decod.wall_clock import wall_clock
 
 _log = logging.getLogger("decod")
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.block_source import BlockSource, FolderSource, StoreSource
 from decod.daemon.data_supply import DataSupply
@@ -33,7 +34,6 @@ from decod.train.checkpoint.room import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.stage_states import StateStore
 from decod.train.checkpoint.store import run_folder
-from decod.wall_clock import wall_clock
 
 
 def states_of(

@@ -11,13 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.base32 import from_base32
 from decod.errors import MalformedMessageError
 from decod.files import read_beginning
 from decod.ids import RunId
 from decod.membership.papers import membership_folder
 from decod.net.join_string import JoinString
-from decod.texts import why_unwritten
+from decod.texts import from_base32, why_unwritten
 from decod.wire import validate
 
 KEPT_MAX = 16

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+from decod.clocks import wall_clock
 from decod.journal.run_progress import RunProgress
 from decod.texts import span
-from decod.wall_clock import wall_clock
 
 _INTERVAL_S = 1.0
 

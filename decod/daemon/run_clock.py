@@ -1,6 +1,6 @@
 """The wall clock by which a node's part of the DHT goes: its leader's, as far as it knows."""
 
-from decod.wall_clock import wall_clock
+from decod.clocks import wall_clock
 
 TOLERANCE_S = 60.0
 """Clocks of hosts that keep the time differ by less."""

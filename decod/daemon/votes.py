@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-from decod.durable import replace_durably
 from decod.errors import DecodError, HardwareError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import RunId
 from decod.protocol.core.context import NO_PROMISE, Promise
 from decod.texts import why_of, why_unwritten

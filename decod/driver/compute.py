@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
+from decod.clocks import Stopwatch
 from decod.data.block import Block
 from decod.driver.arena import ArenaAllocator
 from decod.driver.state_copies import TensorRegion
 from decod.protocol.core.durations import Patience
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob
-from decod.stopwatch import Stopwatch
 
 _COMMAND = (sys.executable, "-m", "decod.worker")
 

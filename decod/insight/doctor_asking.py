@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decod.base32 import from_base32
+from decod.clocks import wall_clock
 from decod.config.schema import Manifest
 from decod.daemon.control import ask
 from decod.daemon.member_admission import (
@@ -33,7 +33,7 @@ from decod.net.join_string import JoinString
 from decod.net.visit import visit
 from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
-from decod.wall_clock import wall_clock
+from decod.texts import from_base32
 
 _ANSWER_TIMEOUT_S = 5.0
 """Of the node on this host."""

@@ -8,7 +8,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from decod.base32 import from_base32
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId
 from decod.membership.audit_log import (
@@ -27,7 +26,7 @@ from decod.membership.audit_log import (
 )
 from decod.membership.credential import Credential, Statement, parse_statement
 from decod.protocol.core.view import Role
-from decod.strict_json import no_constant, unique
+from decod.texts import from_base32, no_constant, unique
 
 _READINGS_MAX = 4
 """How often to read a log whose oldest files are removed meanwhile."""

@@ -24,11 +24,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from decod.durable import sync_folder
-from decod.files import open_ordinary, read_at
+from decod.clocks import wall_clock
+from decod.files import open_ordinary, read_at, sync_folder
 from decod.membership.papers import Membership
 from decod.texts import clean_text, why_of
-from decod.wall_clock import wall_clock
 
 KIND = "audit-log"
 """Of the statements in a log."""

@@ -19,17 +19,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from decod.durable import replace_durably
+from decod.clocks import wall_clock
 from decod.errors import ConfigError, MalformedMessageError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import NodeId
 from decod.membership.credential import Credential, Statement, parse_statement
 from decod.membership.identity import name_of
 from decod.protocol.core.bans import NO_BANS, BanList
 from decod.protocol.core.messages.membership_messages import BANS_SIZE_MAX_BYTES
 from decod.protocol.core.view import Role
-from decod.strict_json import no_constant, unique
-from decod.wall_clock import wall_clock
+from decod.texts import no_constant, unique
 from decod.wire import validate
 
 BANS_MAX = 1000

@@ -17,10 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 )
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from decod.base32 import base32
-from decod.durable import replace_durably
 from decod.errors import ConfigError, MalformedMessageError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import NodeId
 from decod.membership.ban_list import BanBook
 from decod.membership.certificates import (
@@ -40,7 +38,7 @@ from decod.membership.credential import (
 )
 from decod.membership.identity import HostKey
 from decod.protocol.core.view import Role
-from decod.strict_json import unique
+from decod.texts import base32, unique
 
 _FILE = "papers.json"
 _SIZE_MAX_BYTES = 64 * 1024

@@ -24,14 +24,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from decod.durable import replace_durably
 from decod.errors import MalformedMessageError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement, parse_statement
 from decod.membership.papers import Membership
 from decod.protocol.core.view import Role
-from decod.strict_json import no_constant, unique
+from decod.texts import no_constant, unique
 from decod.wire import validate
 
 RECEIPTS_FILE = "receipts"

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from typing_extensions import override
 
-from decod.base32 import base32
 from decod.protocol.core.view import Role
+from decod.texts import base32
 
 SECRET_SIZE_BYTES = 20
 ID_LENGTH = 8

@@ -12,15 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from decod.durable import replace_durably
 from decod.errors import ConfigError, MalformedMessageError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import NodeId
 from decod.membership.certificates import token_anchor
 from decod.membership.credential import PUBLIC_KEY_SIZE_BYTES
 from decod.membership.token import Token, id_of
 from decod.protocol.core.view import Role
-from decod.strict_json import no_constant, unique
+from decod.texts import no_constant, unique
 from decod.wire import validate
 
 USES_MAX = 1000

@@ -10,13 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from decod.damage import BEGINNING_BYTES, find_damage, is_cut_json
 from decod.errors import DataError
-from decod.files import open_ordinary, read_beginning
+from decod.files import BEGINNING_BYTES, find_damage, is_cut_json, open_ordinary, read_beginning
 from decod.model.hf import config_from_hf
 from decod.run.model_config import ModelConfig, ModelDtype
-from decod.strict_json import unique
-from decod.texts import why_of
+from decod.texts import unique, why_of
 
 _JSON_SIZE_MAX_BYTES = 64 << 20
 """The sharded index of a very large model has a few megabytes. More is not a JSON file of ours."""

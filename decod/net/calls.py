@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 from typing_extensions import override
 
+from decod.clocks import wall_clock
 from decod.errors import DecodError, MalformedMessageError
 from decod.membership.ban_list import BanBook
 from decod.membership.certificates import Caller, Purpose
@@ -25,7 +26,6 @@ from decod.net import channel
 from decod.net.connected_peer import Context, caller_in, host_of, proven_id
 from decod.net.door import Door
 from decod.net.net_limits import Limits
-from decod.wall_clock import wall_clock
 from decod.wire import validate
 
 _log = logging.getLogger(__name__)

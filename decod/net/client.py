@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from decod.clocks import Stopwatch, wall_clock
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import peer_name
@@ -40,8 +41,6 @@ from decod.planner.cost import transfer_rate
 from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages import LinkProbe, Message, WithTensor
 from decod.protocol.core.messages.scopes import Way
-from decod.stopwatch import Stopwatch
-from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from kademlia.node import Node
 
+from decod.clocks import wall_clock
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.authors import Authors, everybody
@@ -47,7 +48,6 @@ from decod.net.dht_record import (
 )
 from decod.net.dht_session import Sessions
 from decod.net.dht_table import ContactTable
-from decod.wall_clock import wall_clock
 
 _log = logging.getLogger(__name__)
 

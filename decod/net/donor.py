@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from decod.clocks import Stopwatch
 from decod.errors import CheckpointError
 from decod.ids import NodeId, RunId
 from decod.net.connected_peer import Context, require_caller
 from decod.net.net_limits import Limits
 from decod.net.rate_caps import Lane, Pace
 from decod.net.stream import frames_of
-from decod.stopwatch import Stopwatch
 from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.state_bytes import StateBytes

@@ -5,11 +5,11 @@ from datetime import UTC, datetime
 import grpc
 import grpc.aio
 
+from decod.clocks import wall_clock
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.net import channel
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.texts import clean_text, clip
-from decod.wall_clock import wall_clock
 
 _DETAILS_MAX_CHARACTERS = 120
 _BANNED_MAX_CHARACTERS = 400

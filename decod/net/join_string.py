@@ -20,11 +20,11 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from decod.base32 import base32, from_base32
 from decod.errors import NetworkError
 from decod.membership.token import Token
 from decod.net.address import split_address
 from decod.protocol.core.view import Role
+from decod.texts import base32, from_base32
 
 PREFIX = "decod1-"
 LABEL = "join string:"

@@ -24,6 +24,7 @@ from typing import Protocol, TypeVar
 import grpc
 import grpc.aio
 
+from decod.clocks import Stopwatch, wall_clock
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import Caller, Purpose, TlsIdentity
@@ -64,8 +65,6 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.messages.membership_messages import Average
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION
-from decod.stopwatch import Stopwatch
-from decod.wall_clock import wall_clock
 from decod.wire import codec, validate
 from decod.wire.codec import Decoded
 from decod.wire.frame import split_head

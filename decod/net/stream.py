@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from isal import isal_zlib
 
+from decod.clocks import Stopwatch
 from decod.errors import MalformedMessageError
-from decod.stopwatch import Stopwatch
 from decod.wire.frame import data_frame, frame_data
 
 # The checksum of a buffer up to this size takes a few milliseconds. A thread would cost more.

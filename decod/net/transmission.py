@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from decod.clocks import Stopwatch
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.failure import is_gone, reason_of
@@ -31,7 +32,6 @@ from decod.protocol.core.messages import (
     StageGradient,
 )
 from decod.protocol.core.messages.scopes import Way
-from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, tensor_pb2

@@ -11,13 +11,13 @@ from torch import nn
 from typing_extensions import override
 
 from decod.errors import ConfigError
-from decod.heap import keep_freed_memory
 from decod.optimizer.seen import SeenSamples
 from decod.optimizer.session import FollowingSession, RunSession
 from decod.optimizer.settings import Settings, checked_batch_size, read_join
 from decod.optimizer.timing import LoopTiming
 from decod.optimizer.training import Training
 from decod.optimizer.uncaught import show_plainly
+from decod.process import keep_freed_memory
 
 _KEY = "decod"
 """In `state_dict`, of what is not the wrapped optimizer's."""

@@ -10,10 +10,10 @@ Legend: B sequences, T positions, D width, C bytes.
 
 from torch import Tensor
 
+from decod.clocks import Stopwatch
 from decod.compression.codecs import decode, encode
 from decod.compression.coding import CompressionError
 from decod.errors import NonFiniteError, ShapeError
-from decod.stopwatch import Stopwatch
 from decod.train.copies import arrived, arriving
 from decod.train.executor_config import ExecutorConfig
 from decod.train.reduction import require_finite

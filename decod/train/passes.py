@@ -19,11 +19,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from decod.clocks import Stopwatch
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage, Stage
 from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED
-from decod.stopwatch import Stopwatch
 from decod.train.activations import ActivationCodec
 from decod.train.copies import arrived, arriving, number
 from decod.train.executor_config import ExecutorConfig

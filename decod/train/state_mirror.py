@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from decod.clocks import Stopwatch
 from decod.errors import NonFiniteError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
-from decod.stopwatch import Stopwatch
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.daemon.page.app import page_app
 from decod.daemon.page.feed import PageFeed
 from decod.daemon.page.http import HttpServer
 from decod.ids import NodeId
 from decod.journal.history import RunHistory, SeenMember
-from decod.wall_clock import wall_clock
 from tests.support.noted import noted
 
 

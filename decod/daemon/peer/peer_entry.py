@@ -4,7 +4,6 @@ import hashlib
 import secrets
 from dataclasses import dataclass
 
-from decod.base32 import base32
 from decod.config.terms import RunTerms
 from decod.daemon.contact import patiently
 from decod.daemon.host import Host, Say
@@ -20,6 +19,7 @@ from decod.membership.papers import TERMS, Membership
 from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
+from decod.texts import base32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import mmap
 from collections.abc import Callable, Mapping
 
+from decod.clocks import Stopwatch
 from decod.daemon.tensor_traffic import TensorTraffic
 from decod.daemon.twins import Twins
 from decod.driver.peer_driver import PeerDriver, StateCopy
@@ -16,7 +17,6 @@ from decod.net.rate_caps import UNLIMITED, Pace
 from decod.protocol.core.events import Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.round_messages import PEERS_MAX, Greeting, Height, RoundMessage
-from decod.stopwatch import Stopwatch
 from decod.wire.codec import Decoded
 
 

@@ -5,13 +5,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.daemon.peer.loop_facts import LoopFacts
 from decod.daemon.peer.peer_entry import PeerPart
 from decod.daemon.tensor_traffic import TensorTraffic
 from decod.journal.journal import JournalEntry
 from decod.journal.journal_file import KeptJournal
 from decod.journal.records import Mode, RoundRow
-from decod.wall_clock import wall_clock
 
 
 class LoopMetrics:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.daemon import member_admission as module
 from decod.daemon.member_admission import (
     enter,
@@ -26,7 +27,6 @@ from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.server import DataServices, PeerServer
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 from tests.support.members import host_key, new_volunteer
 from tests.support.peers import RUN, Host, no_receipts
 from tests.waiting import wait_until

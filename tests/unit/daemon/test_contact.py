@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.config.schema import Manifest
 from decod.daemon.contact import (
     Contact,
@@ -36,7 +37,6 @@ from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.rate_caps import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
-from decod.wall_clock import wall_clock
 from tests.support.members import ban, data_node, host_key, new_data_node, unban, volunteer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest
 

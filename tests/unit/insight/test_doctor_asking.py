@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.daemon.peers import KnownPeers
 from decod.errors import RejectedError
 from decod.ids import RunId
@@ -16,7 +17,6 @@ from decod.membership.token import Token
 from decod.net.enrolment import Enrollee
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 from tests.support.members import ROOT, host_key, new_volunteer
 
 HOST = host_key("host")

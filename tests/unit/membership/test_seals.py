@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.ids import AveragingId, Iteration, RunId
 from decod.limits import SEAL_SIZE_MAX_BYTES
 from decod.membership.papers import Membership
@@ -11,7 +12,6 @@ from decod.membership.sealing import DecisionSeals
 from decod.protocol.core.messages import BeginAggregation, Mend, Open, Outcome
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Opening
-from decod.wall_clock import wall_clock
 from tests.support.members import data_node, host_key, new_data_node, volunteer
 from tests.unit.protocol.cast import view_of
 

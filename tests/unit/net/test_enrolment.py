@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from decod.clocks import wall_clock
 from decod.errors import DecodError, MalformedMessageError, RejectedError
 from decod.ids import RunId
 from decod.membership.certificates import (
@@ -39,7 +40,6 @@ from decod.net.visit import visit
 from decod.protocol.core import messages as m
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION as PROTOCOL
-from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2, enroll_pb2
 from tests.support.members import (
