@@ -22,7 +22,7 @@ from decod.journal.journal import RETRY_S, JournalEntry, Outage, Spool, TakeNote
 from decod.membership.audit_log import FOLDER, AuditEvent, AuditLog
 from decod.membership.papers import Membership
 from decod.net.door import PeerFault
-from decod.net.rate import RateLimiter
+from decod.net.net_limits import RateLimiter
 from decod.protocol.core.view import Role
 
 PEER_BURST, PEER_RATE_PER_S = 20, 1 / 60

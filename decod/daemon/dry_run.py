@@ -23,9 +23,8 @@ from decod.daemon.stage_memory import require_memory
 from decod.daemon.volunteer import JoinOptions, require_stage
 from decod.errors import DecodError, NetworkError, PeerError, RejectedError
 from decod.membership.identity import HostKey, kept_identity, new_identity
-from decod.net.enrolment import Enrollee
+from decod.net.enrolment import Enrollee, visit
 from decod.net.join_string import JoinString
-from decod.net.visit import visit
 from decod.protocol.core.view import Role
 from decod.texts import base32, size_text
 

@@ -25,13 +25,11 @@ from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.membership.tensor_proofs import TensorProofs
 from decod.net.address import LOCAL
-from decod.net.ask import Found, HelloInfo, HelloRequest
+from decod.net.ask import DialBack, Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient, Probed
-from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest, reader_of
 from decod.net.download import Donor, DownloadTerms, download
-from decod.net.net_limits import LIMITS, Limits
-from decod.net.rate import RateLimiter
+from decod.net.net_limits import LIMITS, Limits, RateLimiter
 from decod.net.rate_caps import Paces
 from decod.net.storing import PartRequest, write_part
 from decod.protocol.core.effects import FetchState, Note

@@ -15,7 +15,7 @@ from decod.ids import RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
 from decod.net.ask import HelloInfo, HelloRequest, hello
-from decod.net.failure import UnansweredError
+from decod.net.channel import UnansweredError
 from decod.tasks import cancelled
 
 TIMEOUT_S = 2.0

@@ -28,8 +28,8 @@ from decod.membership.papers import (
 )
 from decod.membership.registrar import founder_papers
 from decod.membership.token import Token
+from decod.net.channel import UnansweredError
 from decod.net.enrolment import AskLeaderError, Enrollee, UnknownTokenError, enroll
-from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 

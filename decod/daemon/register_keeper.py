@@ -11,7 +11,7 @@ from decod.daemon.succession import Contacts
 from decod.errors import DecodError
 from decod.ids import RunId
 from decod.membership.registrar import Registrar
-from decod.net.register import exchange_tokens
+from decod.net.enrolment import exchange_tokens
 
 INTERVAL_S = 10.0
 _PAUSE_S = 1.0

@@ -29,8 +29,7 @@ from decod.journal.logs import log_note
 from decod.journal.step_metrics import STEP_METRIC_NAMES
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
-from decod.net.channel import BANNED
-from decod.net.failure import REFUSED
+from decod.net.channel import BANNED, REFUSED
 from decod.protocol.core.context import NodeState
 from decod.protocol.core.effects import Stop, StopReason
 from decod.tasks import cancelled

@@ -32,8 +32,8 @@ from decod.membership.papers import Membership
 from decod.net.address import split_address
 from decod.net.ask import HelloRequest, hello
 from decod.net.dht_record import PEER
+from decod.net.interfaces import PortMapper
 from decod.net.join_string import JoinString
-from decod.net.port_mapping import PortMapper
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.view import Duty, Reach, Role
 from decod.run.run_config import Organisation, RunConfig

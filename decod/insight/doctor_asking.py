@@ -28,9 +28,8 @@ from decod.insight.network_checks import RunningNode, RunSeen, TriedReach
 from decod.membership.identity import kept_identity, new_identity
 from decod.membership.papers import Membership
 from decod.net.ask import HelloInfo, HelloRequest, hello
-from decod.net.enrolment import Enrollee
+from decod.net.enrolment import Enrollee, visit
 from decod.net.join_string import JoinString
-from decod.net.visit import visit
 from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
 from decod.texts import from_base32

@@ -45,7 +45,7 @@ from decod.wire import codec
 from decod.wire.v1 import control_pb2
 
 _OLD_CHANNEL_S = 60.0
-"""How long calls on a channel may last after another has taken its place."""
+"""The time that calls on a channel may last after another has taken its place."""
 
 _NUM_PROBE_TRIPS = 3
 """Empty round trips before a probe's bytes. The first does not count: it may open the channel."""
@@ -177,7 +177,9 @@ class PeerClient:
 
     def _open(self, node: NodeId, address: str) -> tuple[grpc.aio.Channel, grpc.aio.Channel]:
         """Return new channels to a node: for control, and for tensors."""
-        shown, name, limits = self._membership.tls, peer_name(node), self._limits
+        shown = self._membership.tls
+        name = peer_name(node)
+        limits = self._limits
         control = channel.open_channel(address, limits, shown, name)
         return control, channel.open_channel(address, limits, shown, name)
 
@@ -283,7 +285,8 @@ class PeerClient:
     async def close(self) -> None:
         """Cancel all sends and close all channels. No callback is called for what is dropped."""
         self._closed = True
-        peers, self._peers = list(self._peers.values()), {}
+        peers = list(self._peers.values())
+        self._peers = {}
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -324,7 +327,8 @@ class PeerClient:
     ) -> None:
         if not self._closed:
             token = item.token if isinstance(item, OutgoingTensor) else None
-            reason, fault = str(error), error.fault
+            reason = str(error)
+            fault = error.fault
             failed = SendFailed(
                 to, item.message, reason, way=item.way, fault=fault, gone=error.gone
             )

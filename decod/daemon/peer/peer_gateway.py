@@ -9,9 +9,8 @@ from decod.daemon.twins import Twins
 from decod.driver.peer_driver import PeerDriver, StateCopy
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
-from decod.net.ask import Found, HelloInfo, HelloRequest
+from decod.net.ask import DialBack, Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient
-from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.rate_caps import UNLIMITED, Pace
 from decod.protocol.core.events import Received, SendFailed, TensorLate

@@ -22,8 +22,8 @@ from decod.membership.papers import TERMS, Membership, PaperTerms, keep_papers, 
 from decod.membership.registrar import Registrar
 from decod.membership.token import Token
 from decod.membership.tokens import Tokens
+from decod.net.channel import UnansweredError
 from decod.net.enrolment import UnknownTokenError
-from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.server import DataServices, PeerServer
 from decod.protocol.core.view import Role

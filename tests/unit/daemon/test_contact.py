@@ -32,8 +32,8 @@ from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.net import dht_record
 from decod.net.ask import HelloInfo
+from decod.net.channel import UNANSWERED, ClosedError, UnansweredError
 from decod.net.dht import Dht
-from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.rate_caps import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer

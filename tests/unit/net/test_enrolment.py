@@ -30,13 +30,11 @@ from decod.membership.registrar import Registrar
 from decod.membership.token import Token
 from decod.net import channel
 from decod.net.ask import HelloRequest, ask_status, hello
+from decod.net.channel import ClosedError
 from decod.net.door import PeerFault
-from decod.net.enrolment import AskLeaderError, Enrollee, enroll
-from decod.net.failure import ClosedError
-from decod.net.handshake import is_refused
+from decod.net.enrolment import AskLeaderError, Enrollee, enroll, is_refused, visit
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.server import DataServices, PeerServer
-from decod.net.visit import visit
 from decod.protocol.core import messages as m
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION as PROTOCOL

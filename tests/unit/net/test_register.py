@@ -14,7 +14,7 @@ from decod.membership.papers import Membership
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
 from decod.net import channel
-from decod.net.register import exchange_tokens
+from decod.net.enrolment import exchange_tokens
 from decod.protocol.core.view import Role
 from decod.wire.v1 import state_pb2
 from tests.support.members import data_node, registrar_of, volunteer
