@@ -22,10 +22,9 @@ from typing import Self
 
 from decod.daemon.block_source import BlockSource
 from decod.data.block import Block
-from decod.driver.arena import ArenaAllocator
+from decod.driver.arena import ArenaAllocator, TensorRegion
 from decod.driver.compute import Compute, JobError, Reply
-from decod.driver.handle import CoreHandle
-from decod.driver.state_copies import TensorRegion
+from decod.driver.driver import CoreHandle
 from decod.errors import DataError, DecodError
 from decod.ids import RunId
 from decod.membership.papers import Membership

@@ -24,8 +24,8 @@ from decod.daemon.run_facts import RunPart
 from decod.daemon.shared_parts import store_of
 from decod.errors import ConfigError, DecodError, RejectedError
 from decod.ids import RunId
-from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
+from decod.membership.statements import new_charter
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.tasks import in_thread

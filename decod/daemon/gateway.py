@@ -23,7 +23,7 @@ from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
-from decod.membership.tensor_proofs import TensorProofs
+from decod.membership.statements import TensorProofs
 from decod.net.address import LOCAL
 from decod.net.ask import DialBack, Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient, Probed

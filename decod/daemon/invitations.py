@@ -12,8 +12,7 @@ from decod.daemon.succession import Contacts
 from decod.errors import ConfigError
 from decod.ids import RunId
 from decod.membership.registrar import Registrar
-from decod.membership.token import Token
-from decod.membership.tokens import USES_MAX, TokenRecord
+from decod.membership.tokens import USES_MAX, Token, TokenRecord
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.wire import validate

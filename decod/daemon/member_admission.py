@@ -27,7 +27,7 @@ from decod.membership.papers import (
     membership_folder,
 )
 from decod.membership.registrar import founder_papers
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.channel import UnansweredError
 from decod.net.enrolment import AskLeaderError, Enrollee, UnknownTokenError, enroll
 from decod.net.join_string import JoinString

@@ -9,7 +9,7 @@ from decod.clocks import wall_clock
 from decod.daemon.frontend import Command
 from decod.daemon.run_facts import RunPart
 from decod.daemon.succession import RunContacts
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.limits import NODE_ID

@@ -17,9 +17,8 @@ from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import HostDevice
 from decod.daemon.gateway import Gateway
 from decod.daemon.run_facts import RunPart
-from decod.driver.compute import Compute
-from decod.driver.handle import CoreHandle
-from decod.driver.timed_compute import TimedCompute
+from decod.driver.compute import Compute, TimedCompute
+from decod.driver.driver import CoreHandle
 from decod.ids import iteration_of
 from decod.journal.host_sampler import HostSampler
 from decod.journal.journal import JournalEntry, TakeNote

@@ -65,10 +65,9 @@ from decod.daemon.votes import VoteFile
 from decod.daemon.whole_status import WholeStatus
 from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
-from decod.driver.driver import DriverPorts, NodeDriver
-from decod.driver.handle import CoreHandle
-from decod.driver.planning import PlanningProcess
-from decod.driver.state_copies import StateCopies
+from decod.driver.arena import StateCopies
+from decod.driver.compute import PlanningProcess
+from decod.driver.driver import CoreHandle, DriverPorts, NodeDriver
 from decod.errors import ConfigError
 from decod.journal.journal import Journal, JournalEntry
 from decod.journal.journal_file import FOLDER, kept_events
@@ -76,8 +75,7 @@ from decod.journal.logs import NodeLog
 from decod.journal.run_progress import THIS_NODE, RecentEvents, RunProgress
 from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
-from decod.membership.sealing import DecisionSeals
-from decod.membership.tensor_proofs import TensorProofs
+from decod.membership.statements import DecisionSeals, TensorProofs
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
 from decod.process import keep_pauses_short
 from decod.protocol.core.bans import BanList

@@ -21,7 +21,7 @@ from decod.daemon.succession import RunContacts
 from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
 from decod.driver.compute import Compute
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.ids import NodeId
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens

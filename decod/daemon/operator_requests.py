@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from decod.daemon.frontend import Command
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.journal.journal import JournalEntry
 from decod.protocol.core.events import AverageRequested, DrainRequested, PauseRequested

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from decod.membership.tensor_proofs import TensorProofs
+from decod.membership.statements import TensorProofs
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import Hashed, subject_of

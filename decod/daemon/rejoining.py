@@ -16,7 +16,7 @@ from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.node_errors import exit_code_of
 from decod.daemon.run_facts import RunPart
 from decod.daemon.suspended import SuspendedNode
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import HardwareError, NetworkError
 from decod.protocol.core.effects import Stop, StopReason
 

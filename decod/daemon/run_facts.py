@@ -13,7 +13,7 @@ from decod.config.schema import (
 )
 from decod.daemon.incoming import TensorSizes
 from decod.daemon.run_clock import RunClock
-from decod.driver.job_sizes import Sizes
+from decod.driver.arena import Sizes
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
 from decod.membership.papers import Membership

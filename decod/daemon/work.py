@@ -18,7 +18,7 @@ from typing import Any
 
 from decod.clocks import wall_clock
 from decod.daemon.run_facts import RunPart
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import DecodError
 from decod.ids import NodeId
 from decod.membership.receipts import (

@@ -55,10 +55,10 @@ class Ban:
 
     node: NodeId
     reason: str
-    """Why, for people: at most 200 printable characters. May be empty."""
+    """The reason, for people: at most 200 printable characters. May be empty."""
     made_s: int
     until_s: int | None
-    """When it ends; None if never."""
+    """The instant when it ends; None if never."""
     by: NodeId
     """The data node that has made it."""
 
@@ -105,11 +105,13 @@ class BanBook:
     def __init__(
         self, root: bytes, folder: Path | None, clock: Callable[[], float] = wall_clock
     ) -> None:
-        self._root, self._clock = root, clock
+        self._root = root
+        self._clock = clock
         self._path = None if folder is None else folder / _FILE
         self._signed = None if self._path is None else _load(self._path, root)
         self._bans = _by_node(self._signed)
-        self._keeping, self._kept = Lock(), self.version
+        self._keeping = Lock()
+        self._kept = self.version
 
     # --- who is banned ------------------------------------------------------------------------
 
@@ -168,7 +170,8 @@ class BanBook:
             ConfigError: It can't be written (E-CFG-081).
         """
         with self._keeping:
-            path, signed = self._path, self._signed
+            path = self._path
+            signed = self._signed
             if path is None or signed is None or signed.version == self._kept:
                 return
             text = json.dumps({"statement": signed.statement.hex()})
@@ -222,7 +225,8 @@ class BanBook:
             state: As in `ban`.
             term: As in `ban`.
         """
-        theirs, now_s = _parse(bans.statement, self._root, now_s=None), self._clock()
+        theirs = _parse(bans.statement, self._root, now_s=None)
+        now_s = self._clock()
         others = [ban for ban in theirs.bans if ban.node != own and ban.holds(now_s)]
         return self._issue(others, state, term, after=theirs.version)
 
@@ -237,7 +241,9 @@ class BanBook:
         signed = self._signed
         if signed is None:
             return None
-        author, now_s, bans = signed.author, self._clock(), self.all()
+        author = signed.author
+        now_s = self._clock()
+        bans = self.all()
         ends = author.expires_s < min(own.expires_s, now_s + _RENEWED_BEFORE_S)
         return self._issue(bans, state, term) if ends or len(bans) < len(self._bans) else None
 

@@ -14,10 +14,10 @@ import grpc.aio
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME, TlsIdentity, peer_name
-from decod.membership.charter import check_charter
 from decod.membership.credential import Statement, statement_from
 from decod.membership.papers import Membership
 from decod.membership.receipts import ReceiptAnswer
+from decod.membership.statements import check_charter
 from decod.net import channel
 from decod.net.address import LOCAL, split_address
 from decod.net.channel import UNPROVEN, failed_call, other_run, other_version, shared_identity

@@ -25,7 +25,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
-from decod.membership.passing import WayProofs
+from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate_caps import Pace

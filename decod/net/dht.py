@@ -27,8 +27,8 @@ from kademlia.node import Node
 from decod.clocks import wall_clock
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
-from decod.membership.authors import Authors, everybody
 from decod.membership.papers import Membership
+from decod.membership.statements import Authors, everybody
 from decod.net.address import Address, join_address, split_address
 from decod.net.dht_datagram import Sessions, run_tag
 from decod.net.dht_protocol import DhtProtocol

@@ -28,9 +28,9 @@ from kademlia.node import Node
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
-from decod.membership.authors import Authors
 from decod.membership.credential import Credential, parse_statement
 from decod.membership.papers import Membership
+from decod.membership.statements import Authors
 from decod.net.address import Address
 from decod.net.dht_record import RECORD_SIZE_MAX_BYTES
 from decod.net.dht_table import BUCKET_SIZE

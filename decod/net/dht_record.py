@@ -18,8 +18,8 @@ from typing import Any
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
-from decod.membership.authors import Authors
 from decod.membership.credential import Statement, parse_statement
+from decod.membership.statements import Authors
 from decod.net.net_limits import Counters
 from decod.protocol.core.view import Role
 from decod.wire import validate

@@ -37,8 +37,7 @@ from decod.membership.registrar import (
     Registrar,
     enrolment_text,
 )
-from decod.membership.token import Token
-from decod.membership.tokens import TOKENS_MAX, unpack_records
+from decod.membership.tokens import TOKENS_MAX, Token, unpack_records
 from decod.net import channel
 from decod.net.address import split_address
 from decod.net.ask import HelloInfo, HelloRequest, hello

@@ -21,7 +21,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from decod.errors import NetworkError
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.address import split_address
 from decod.protocol.core.view import Role
 from decod.texts import base32, from_base32

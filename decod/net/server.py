@@ -32,9 +32,9 @@ from decod.membership.certificates import Caller, Purpose, TlsIdentity
 from decod.membership.credential import statement_message
 from decod.membership.identity import name_of
 from decod.membership.papers import Membership
-from decod.membership.passing import WayProofs
 from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
+from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.net.address import join_address
 from decod.net.ask import Found, HelloInfo, HelloRequest

@@ -30,10 +30,9 @@ from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.open_files import raise_limit
 from decod.daemon.run_facts import sizes_of, tensor_sizes
 from decod.driver.arena import ArenaAllocator
-from decod.driver.compute import ComputeProcess
+from decod.driver.compute import ComputeProcess, PlanningProcess
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.event_loop import run_loop
-from decod.driver.planning import PlanningProcess
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.identity import HostKey, identity_of
 from decod.membership.papers import TERMS, Membership

@@ -9,7 +9,7 @@ import pytest
 
 from decod.config.run_file import DataSource
 from decod.config.template import render_run_file
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.process import LEAVE_SIGNALS
 from decod.protocol.core.view import Role

@@ -18,7 +18,7 @@ from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME, TlsIdentity
 from decod.membership.papers import Membership
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net import channel
 from decod.net.address import split_address
 from decod.net.ask import ask_status

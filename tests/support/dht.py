@@ -11,8 +11,8 @@ import umsgpack
 from kademlia.node import Node
 
 from decod.ids import RunId
-from decod.membership.authors import Authors
 from decod.membership.papers import Membership
+from decod.membership.statements import Authors
 from decod.net.dht import Dht, DhtPorts
 from decod.net.dht_datagram import REPLY, WELCOME, Session, Sessions, new_nonce, run_tag
 from decod.net.dht_protocol import DhtProtocol

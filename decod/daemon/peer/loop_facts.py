@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from decod.compression.fragments import StagePlans
 from decod.compression.plan import CompressionConfig, Method
 from decod.config.terms import RunTerms
-from decod.driver.job_sizes import Sizes
+from decod.driver.arena import Sizes
 from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.core.messages.round_messages import Height
 

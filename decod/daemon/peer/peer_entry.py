@@ -13,9 +13,9 @@ from decod.daemon.reachability import useless_here
 from decod.daemon.run_clock import RunClock
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId, RunId
-from decod.membership.charter import new_charter
 from decod.membership.credential import Statement
 from decod.membership.papers import TERMS, Membership
+from decod.membership.statements import new_charter
 from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role

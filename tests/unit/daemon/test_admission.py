@@ -20,8 +20,7 @@ from decod.daemon.member_admission import (
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.membership.papers import TERMS, Membership, PaperTerms, keep_papers, membership_folder
 from decod.membership.registrar import Registrar
-from decod.membership.token import Token
-from decod.membership.tokens import Tokens
+from decod.membership.tokens import Token, Tokens
 from decod.net.channel import UnansweredError
 from decod.net.enrolment import UnknownTokenError
 from decod.net.join_string import JoinString

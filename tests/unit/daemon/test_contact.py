@@ -28,8 +28,8 @@ from decod.errors import (
 )
 from decod.ids import RunId
 from decod.membership.ban_list import BanBook
-from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
+from decod.membership.statements import new_charter
 from decod.net import dht_record
 from decod.net.ask import HelloInfo
 from decod.net.channel import UNANSWERED, ClosedError, UnansweredError

@@ -13,7 +13,7 @@ from decod.daemon.dry_run import run_dry
 from decod.daemon.volunteer import JoinOptions
 from decod.errors import HardwareError
 from decod.membership.identity import load_or_create_identity
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.run.model_config import ModelConfig, StagesConfig

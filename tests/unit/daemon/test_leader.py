@@ -32,8 +32,8 @@ from decod.errors import (
     NetworkError,
     RejectedError,
 )
-from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
+from decod.membership.statements import new_charter
 from decod.protocol.core.effects import Stop, StopReason
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.protocol_config import ProtocolConfig

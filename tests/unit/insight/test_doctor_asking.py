@@ -13,7 +13,7 @@ from decod.insight.doctor_asking import Inquiry, inquiry_by_node, inquiry_by_str
 from decod.insight.network_checks import RunningNode
 from decod.membership.identity import HostKey, keep_identity
 from decod.membership.papers import Membership, keep_papers, membership_folder
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.enrolment import Enrollee
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role

@@ -9,8 +9,7 @@ import pytest
 from decod.errors import ConfigError, MalformedMessageError
 from decod.ids import NodeId
 from decod.membership import tokens as module
-from decod.membership.token import Token
-from decod.membership.tokens import TOKENS_MAX, Tokens, unpack_records
+from decod.membership.tokens import TOKENS_MAX, Token, Tokens, unpack_records
 from decod.protocol.core.view import Role
 from decod.texts import base32
 

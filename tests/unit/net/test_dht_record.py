@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
 from decod.ids import RunId
-from decod.membership.authors import Authors
 from decod.membership.papers import Membership
+from decod.membership.statements import Authors
 from decod.net.dht_record import (
     LEADER,
     PEER,

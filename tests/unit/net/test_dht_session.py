@@ -6,9 +6,9 @@ import pytest
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
-from decod.membership.authors import Authors
 from decod.membership.credential import parse_statement
 from decod.membership.papers import Membership
+from decod.membership.statements import Authors
 from decod.net import dht_datagram
 from decod.net.dht_datagram import (
     GREETING_SIZE_BYTES,

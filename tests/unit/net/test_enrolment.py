@@ -27,7 +27,7 @@ from decod.membership.certificates import (
 from decod.membership.identity import HostKey
 from decod.membership.papers import Membership, Papers, PaperTerms
 from decod.membership.registrar import Registrar
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net import channel
 from decod.net.ask import HelloRequest, ask_status, hello
 from decod.net.channel import ClosedError

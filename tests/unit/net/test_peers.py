@@ -12,7 +12,7 @@ import pytest
 from decod.clocks import wall_clock
 from decod.errors import NetworkError, RejectedError
 from decod.ids import AveragingId, NodeId, RunId
-from decod.membership.passing import WayProofs
+from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.net.ask import Found, HelloInfo, HelloRequest, ask_status, hello
 from decod.net.net_limits import Limits

@@ -9,7 +9,7 @@ from decod.clocks import wall_clock
 from decod.ids import RunId
 from decod.journal.logs import LogContext, TextFormatter
 from decod.membership.papers import Membership
-from decod.membership.passing import WayProofs
+from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.scopes import Way
