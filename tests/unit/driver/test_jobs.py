@@ -83,8 +83,8 @@ WITH_INPUT = (
 DAEMONS_JOBS = {
     each
     for each in vars(jobs).values()
-    if isinstance(each, type) and issubclass(each, jobs.BaseJob) and not each.__subclasses__()
-} - {*get_args(jobs.Job)}
+    if isinstance(each, type) and issubclass(each, jobs.BaseJob)
+} - {*get_args(jobs.Job), jobs.BaseJob, jobs.Pass, jobs._OfAverage}
 AVERAGES_ONLY = {jobs.Decode, jobs.Use, jobs.Guide}
 
 OF_AVERAGING_PROCESS = (
