@@ -1,6 +1,6 @@
 """The node's end of the connection to its training loop.
 
-Messages are JSON, one a line: `decod/optimizer/messages.py` lists them. The loop is our own code,
+Messages are JSON, one a line: `decod/optimizer/node_link.py` lists them. The loop is our own code,
 in another process. It may end at any moment.
 """
 
