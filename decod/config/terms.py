@@ -1,4 +1,4 @@
-"""What all peers of a collaborative run agree on: the terms of the run, as JSON with a hash."""
+"""The terms that all peers of a collaborative run agree on, as JSON with a hash."""
 
 import hashlib
 import json
@@ -112,7 +112,8 @@ class RunTerms:
             RejectedError: Something differs (E-REJ-031).
         """
         for name, words in _WORDS.items():
-            own, other = getattr(self, name), getattr(theirs, name)
+            own = getattr(self, name)
+            other = getattr(theirs, name)
             if own == other or name == "run":
                 continue
             shown = "" if name == "fingerprint" else f": {own} here, {other} there"

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.clocks import wall_clock
-from decod.config.carried import NOTHING
-from decod.config.schema import Manifest, flatten
+from decod.config.schema import NOTHING, Manifest, flatten
 from decod.daemon.run_facts import RunPart
 from decod.daemon.run_snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
 from decod.daemon.shared_parts import SharedParts, Stores

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decod.config.node_config import NodeConfig
-from decod.config.node_settings import given_in, with_values
+from decod.config.node_settings import given_in, read_settings, with_values
 from decod.config.schema import Manifest
-from decod.config.settings_file import read_settings
 from decod.daemon.contact import find_run, patiently
 from decod.daemon.demands import Demands, about, disk, downloads, lines_of, memory, network
 from decod.daemon.device_owner import try_device

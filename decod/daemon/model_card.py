@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from decod import __version__
-from decod.config.card import CardConfig
-from decod.config.carried import Carried
-from decod.config.schema import Manifest, count_parameters, flatten
+from decod.config.run_file import CardConfig
+from decod.config.schema import Carried, Manifest, count_parameters, flatten
 from decod.ids import RunId
 
 CARD_FILE = "README.md"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from decod.config.carried import CARRIED_MAX_CHARACTERS, JSON_FILES, Carried, flags_of
+from decod.config.schema import CARRIED_MAX_CHARACTERS, JSON_FILES, Carried, flags_of
 from decod.data.dataset import Dataset
 from decod.data.special_tokens import (
     CONFIG_FILE,

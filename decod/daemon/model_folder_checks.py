@@ -11,8 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from decod.config.carried import Carried
-from decod.config.schema import Manifest
+from decod.config.schema import Carried, Manifest
 from decod.daemon.model_card import CARD_FILE, MARK, CardFacts, render_card
 from decod.daemon.model_files import TEMPLATE_FILE
 from decod.data.dataset import Dataset

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.run_file import DataSource
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, render_run_file
 from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.process import LEAVE_SIGNALS

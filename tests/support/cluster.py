@@ -20,8 +20,7 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import IO, Any, Self
 
-from decod.config.run_file import DataSource
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, render_run_file
 from decod.daemon.control import ask
 from decod.daemon.member_admission import enter, known_membership
 from decod.errors import DecodError

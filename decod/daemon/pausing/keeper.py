@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
-from decod.config.pause_rules import DEFAULT_PAUSE_RULES, PauseRule
-from decod.config.schedule import WorkHours
+from decod.config.schedule import DEFAULT_PAUSE_RULES, PauseRule, WorkHours
 from decod.daemon.pausing.nvml import NvidiaMl, OwnGpu
 from decod.daemon.pausing.pause_probes import Probe, make_probes
 from decod.daemon.pausing.rules import Circumstances, PauseCause, PauseRules, Sighting

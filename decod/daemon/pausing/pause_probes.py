@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from decod.config.pause_rules import PauseRule
+from decod.config.schedule import PauseRule
 from decod.daemon.pausing.nvml import Nvml, OwnGpu, UnknownError
 from decod.daemon.pausing.rules import Sighting
 

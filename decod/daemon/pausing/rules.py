@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 
-from decod.config.pause_rules import PauseRule
-from decod.config.schedule import WorkHours
+from decod.config.schedule import PauseRule, WorkHours
 
 CALM_S: Mapping[PauseRule, float] = {
     PauseRule.BUSY_GPU: 60.0,
