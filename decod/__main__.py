@@ -4,8 +4,7 @@ import sys
 from contextlib import suppress
 
 from decod.exit_codes import ExitCode
-from decod.signals import leave_early
-from decod.streams import let_go, open_closed
+from decod.process import leave_early, let_go, open_closed
 
 _NODES = (["leader"], ["join"])
 """Commands that run a node. From here on, a request to leave ends the process in order."""

@@ -1,7 +1,14 @@
-"""Texts for people: fitted into limited space, and cleaned of what others may have put in."""
+"""Texts: fitted into limited space, cleaned of what others may have put in, and forms that have
+one reading only.
 
+Base32 is written in lower case and without padding, so that it fits into names of the DNS. The
+hooks for `json.loads` refuse texts which two readers might read differently.
+"""
+
+import base64
 import unicodedata
 from pathlib import Path
+from typing import Any, NoReturn
 
 _DOTS = "..."
 
@@ -97,3 +104,49 @@ def clean_text(value: object, *, limit: int = TEXT_MAX_CHARACTERS) -> str:
         else character
         for character in text
     )
+
+
+# Base32 as decod writes it: lower case, without padding. So it fits into names of the DNS.
+
+
+def base32(data: bytes) -> str:
+    """Return bytes as text of a-z and 2-7."""
+    return base64.b32encode(data).decode().rstrip("=").lower()
+
+
+def from_base32(text: str) -> bytes:
+    """Return the bytes that `base32` has written as this text.
+
+    Raises:
+        ValueError: It is no such text.
+    """
+    data = base64.b32decode(text.upper() + "=" * (-len(text) % 8))
+    if base32(data) != text:
+        raise ValueError(f"{text!r} is not written as base32 is here")
+    return data
+
+
+# Hooks for `json.loads` that refuse texts which two readers might read differently.
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object. For `object_pairs_hook`.
+
+    Raises:
+        ValueError: A key is duplicate. Some readers take the first value, most the last.
+    """
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {ascii(twice)[:60]} stands twice in one object")
+    return values
+
+
+def no_constant(name: str) -> NoReturn:
+    """Refuse NaN and Infinity. For `parse_constant`.
+
+    Raises:
+        ValueError: Always, because JSON has no such numbers.
+    """
+    raise ValueError(f"{name} is no number of JSON's")

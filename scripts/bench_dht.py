@@ -31,9 +31,9 @@ from decod.net.dht_datagram import (  # noqa: E402
     framed,
     run_tag,
 )
-from decod.net.dht_limits import DhtLimits  # noqa: E402
 from decod.net.dht_protocol import DhtProtocol  # noqa: E402
 from decod.net.dht_record import LEADER, LEADER_TTL_MAX_S, PEER  # noqa: E402
+from decod.net.dht_table import DhtLimits  # noqa: E402
 from tests.support.members import data_node, new_volunteer  # noqa: E402
 
 RUN = RunId("r" * 26)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from decod.signals import LEAVE_SIGNALS
+from decod.process import LEAVE_SIGNALS
 
 # Numerical libraries read this when they are imported: a test is small, and tests share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

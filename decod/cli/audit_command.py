@@ -17,8 +17,7 @@ from decod.cli.standard_output import json_text
 from decod.texts import clean_text
 
 if TYPE_CHECKING:
-    from decod.membership.audit_check import AuditLine, Checked, FoundLog
-    from decod.membership.audit_log import LogHead, RawLine
+    from decod.membership.audit_log import AuditLine, Checked, FoundLog, LogHead, RawLine
 
 _DAY_S = 86_400.0
 _HEAD = re.compile(r"([0-9]{1,12}):([0-9a-f]{64})\Z")
@@ -84,7 +83,7 @@ def verify(*, run: str | None, noted: "LogHead | None", state_dir: Path) -> None
     Checks the logs of all runs, or that of --run. Exits with 9 at the first line that was altered.
     """
     from decod.daemon.node_folder import is_in_use
-    from decod.membership.audit_check import check_log
+    from decod.membership.audit_log import check_log
     from decod.membership.identity import load_identity
 
     logs = _chosen(state_dir, run, one=noted is not None)
@@ -127,7 +126,7 @@ def show(
       decod audit show --since 1h
       decod audit show --event member.admitted --json
     """
-    from decod.membership.audit_check import parse_line
+    from decod.membership.audit_log import parse_line
 
     (log,) = _chosen(state_dir, run, one=True)
     after = None if since_s is None else datetime.now(UTC) - timedelta(seconds=since_s)
@@ -175,9 +174,9 @@ def _shown(line: "AuditLine") -> str:
 
 def _named(node: str) -> str:
     """Return the name and the short id of a node; another text as it is."""
-    from decod.base32 import from_base32
     from decod.ids import NodeId
     from decod.membership.identity import name_of
+    from decod.texts import from_base32
 
     try:
         is_id = len(from_base32(node)) == 32
@@ -235,7 +234,7 @@ def _chosen(state_dir: Path, run: str | None, *, one: bool) -> "list[FoundLog]":
         DataError: There is none (E-DAT-030), or more than one (E-DAT-031).
     """
     from decod.errors import DataError
-    from decod.membership.audit_check import find_logs
+    from decod.membership.audit_log import find_logs
 
     try:
         logs = find_logs(state_dir)

@@ -49,8 +49,8 @@ def bugreport(*, output: Path | None, yes: bool, state_dir: Path) -> None:
     tokens, addresses, host names, user names and home paths are removed or replaced. Data and
     weights are left out. It works whether the node runs or not, and sends nothing anywhere.
     """
+    from decod.clocks import wall_clock
     from decod.insight.bugreport import write_archive
-    from decod.wall_clock import wall_clock
 
     if not yes and (sys.stdin is None or not sys.stdin.isatty()):
         raise click.UsageError("there is no terminal to ask on: give --yes")

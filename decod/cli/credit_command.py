@@ -150,7 +150,7 @@ def _amounts(credit: Credit) -> str:
 
 def _draw(rows: CreditRows, path: Path) -> None:
     from decod.cli.credit_card import card_of
-    from decod.durable import replace_durably
+    from decod.files import replace_durably
 
     if not rows.runs:
         raise _nothing_to_draw()

@@ -292,7 +292,7 @@ def _relay_names() -> list[str]:
 
 
 def _write_run_file(plan: DemoPlan, path: Path, display: Display) -> None:
-    from decod.config.template import render_run_file
+    from decod.config.run_file import render_run_file
     from decod.data.corpus import default_corpus
 
     display.note("corpus: the source text of Python's standard library")

@@ -11,7 +11,7 @@ import click
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
 from decod.errors import DecodError, NotRunningError
-from decod.streams import takes_a_line
+from decod.process import takes_a_line
 from decod.texts import clean_text, span
 
 _ANSWER_TIMEOUT_S = 5.0

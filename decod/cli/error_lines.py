@@ -20,7 +20,7 @@ from decod.config.node_config import default_cache_dir, default_state_dir
 from decod.daemon.node_folder import is_in_use
 from decod.errors import ConfigError, DecodError, HardwareError
 from decod.exit_codes import ExitCode
-from decod.streams import takes_a_line
+from decod.process import takes_a_line
 from decod.texts import clean_text
 
 _FAILURES_OF_HOST = frozenset(

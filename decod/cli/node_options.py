@@ -21,15 +21,18 @@ from decod.config.node_config import (
     Recompute,
     Spread,
     default_state_dir,
+    read_rate,
+    read_size,
 )
-from decod.config.pause_rules import (
+from decod.config.schedule import (
+    ALWAYS,
     DEFAULT_PAUSE_RULES,
     NO_RULES,
     PauseRule,
+    WorkHours,
     read_rules,
     show_rules,
 )
-from decod.config.schedule import ALWAYS, WorkHours
 from decod.config.secret import (
     JOIN_STRING_MAX_CHARACTERS,
     has_other_users,
@@ -38,7 +41,6 @@ from decod.config.secret import (
     read_join_string,
     text_of,
 )
-from decod.config.units import read_rate, read_size
 from decod.journal.terminal import PatientTerminal
 from decod.objects import is_url
 from decod.paths import full_path

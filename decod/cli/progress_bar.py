@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from decod.streams import takes_a_line
+from decod.process import takes_a_line
 from decod.texts import size_text, span
 
 LINE_INTERVAL_S = 30.0

@@ -128,9 +128,9 @@ def _refuse_misplaced(context: click.Context) -> None:
 
 def _kept(state_dir: Path) -> Iterator[tuple[str, list[dict[str, Any]], str]]:
     """Yield key, rows and text of the receipts of each run that this host has any of."""
-    from decod.base32 import from_base32
     from decod.errors import DataError
     from decod.membership.receipts import RECEIPTS_FILE, load_receipts
+    from decod.texts import from_base32
 
     for path in sorted((state_dir / "memberships").glob(f"*/{RECEIPTS_FILE}")):
         key = path.parent.name
@@ -151,8 +151,8 @@ def _kept(state_dir: Path) -> Iterator[tuple[str, list[dict[str, Any]], str]]:
 
 def _root_of(run_key: str) -> bytes:
     """Return the public key that a run key stands for."""
-    from decod.base32 import from_base32
     from decod.membership.credential import PUBLIC_KEY_SIZE_BYTES
+    from decod.texts import from_base32
 
     try:
         root = from_base32(run_key)

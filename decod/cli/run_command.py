@@ -27,7 +27,7 @@ _CORPUS = "corpus"
 """Where a run file that is written for a model expects its data: beside itself."""
 
 MODEL_PRESET_NAMES = ("gpt2", "qwen2.5-0.5b", "qwen3-0.6b", "llama-1b", "llama-8b")
-"""Keys of `decod.config.model_presets.MODEL_PRESETS`."""
+"""Keys of `decod.config.presets.MODEL_PRESETS`."""
 
 
 @click.group(no_args_is_help=True)
@@ -87,7 +87,7 @@ def init(path: Path, *, force: bool, presets: tuple[str, ...], folder: Path | No
       decod run init run.toml --preset llama-1b --preset dilocox
       decod run init run.toml --from ./my-model
     """
-    from decod.config.template import render_run_file
+    from decod.config.run_file import render_run_file
 
     run = _preset_run(presets)
     if folder is None:
@@ -117,10 +117,8 @@ def _text_from(run: "RunConfig", folder: Path) -> str:
     Raises:
         DataError: It holds no model that decod trains exactly.
     """
-    from decod.config.card import CardConfig
-    from decod.config.model_presets import preset_for
-    from decod.config.run_file import DataSource
-    from decod.config.template import render_run_file
+    from decod.config.presets import preset_for
+    from decod.config.run_file import CardConfig, DataSource, render_run_file
     from decod.daemon.exporting import base_model_of
     from decod.model.weights import training_dtype
     from decod.train.model_folder import judge_folder
@@ -142,8 +140,7 @@ def _preset_run(presets: tuple[str, ...]) -> "RunConfig":
     Raises:
         UsageError: Two are of one kind.
     """
-    from decod.config.model_presets import MODEL_PRESETS
-    from decod.config.presets import PRESETS
+    from decod.config.presets import MODEL_PRESETS, PRESETS
     from decod.run.run_config import RunConfig
 
     run = RunConfig()

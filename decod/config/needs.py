@@ -1,4 +1,5 @@
-"""What a stage of a run takes of its host, as far as the manifest tells before anything is made."""
+"""The needs of a stage of a run on its host, as far as the manifest tells before anything is
+made."""
 
 import math
 import re
@@ -44,7 +45,7 @@ class StageNeeds:
 
     @property
     def sharded(self) -> bool:
-        """Whether the stage is spread over several devices."""
+        """Return whether the stage is spread over several devices."""
         return self.host_bytes > 0
 
     @property
@@ -83,7 +84,8 @@ def stage_needs(
             which needs most.
         sharded: The stage is spread over them.
     """
-    model, sync = run.model, run.sync
+    model = run.model
+    sync = run.sync
     tensors = state_tensors(model, run.stages, stage_index, moments_of(run))
     num_parameters = sum(map(math.prod, stage_shapes(model, run.stages, stage_index).values()))
     wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
@@ -91,7 +93,8 @@ def stage_needs(
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
     num_held = 2 * _ADAMW + _GRADIENT + (_OUTER if sync.steps_locally else 0)
     num_blocks = len(stage_blocks(model, run.stages)[stage_index])
-    batch, is_first = run.batch, stage_index == 0
+    batch = run.batch
+    is_first = stage_index == 0
     num_tokens = math.ceil(batch.microbatch_size / num_devices) * batch.sequence_length
     needs = StageNeeds(
         num_parameters=num_parameters,
@@ -112,11 +115,13 @@ def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: in
     A device has its part of weights and sums of gradients. In passes it also has whole weights and
     gradients: those of one block, or of all that is no block. The state is in the host's memory.
     """
-    model, sizes = run.model, Counter[str]()
+    model = run.model
+    sizes = Counter[str]()
     for name, shape in stage_shapes(model, run.stages, stage_index).items():
         block = re.search(r"\.\d+\.", name)
         sizes[block[0] if block else ""] += math.prod(shape)
-    largest, own = max(sizes.values()), math.ceil(needs.num_parameters / num_devices)
+    largest = max(sizes.values())
+    own = math.ceil(needs.num_parameters / num_devices)
     wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
     gradient_bytes = own * wide_bytes + largest * (model.dtype.num_bytes + wide_bytes)
     return replace(
@@ -134,7 +139,8 @@ def layer_flops(run: RunConfig) -> float:
     A pass forward takes two operations for each weight and token, and four for each pair of tokens
     and element of all query heads. A pass backward takes twice as many.
     """
-    model, batch = run.model, run.batch
+    model = run.model
+    batch = run.batch
     shapes = block_shapes(model, 0).values()
     num_weights = sum(shape[0] * shape[1] for shape in shapes if len(shape) > 1)
     pairs = 12 * batch.sequence_length * model.query_width

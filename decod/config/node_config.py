@@ -8,18 +8,77 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from decod.config.pause_rules import PauseRule, show_rules
-from decod.config.schedule import WorkHours
-from decod.config.units import show_rate, show_size
+from decod.config.schedule import PauseRule, WorkHours, show_rules
 from decod.errors import ConfigError
 from decod.paths import user_folder
 
+# Rates and sizes as people write them: `20Mbit`, `10GiB`. A unit is always needed.
+
+_NUMBER = r"([0-9]{1,16}(?:\.[0-9]{1,6})?)"
+_RATE = re.compile(_NUMBER + r"(kbit|mbit|gbit)(?:/s)?\Z", re.ASCII | re.IGNORECASE)
+_UNITS_MBIT = {"kbit": 0.001, "mbit": 1.0, "gbit": 1000.0}
+
+_SIZE = re.compile(_NUMBER + r"(kib|mib|gib|tib|kb|mb|gb|tb|b)\Z", re.ASCII | re.IGNORECASE)
+_UNITS_BYTES = {
+    "TiB": 1 << 40,
+    "TB": 10**12,
+    "GiB": 1 << 30,
+    "GB": 10**9,
+    "MiB": 1 << 20,
+    "MB": 10**6,
+    "KiB": 1 << 10,
+    "kB": 10**3,
+    "B": 1,
+}
+_BYTES_OF = {unit.lower(): num for unit, num in _UNITS_BYTES.items()}
+
+
+def read_rate(text: str) -> float:
+    """Return a rate such as `20Mbit` or `1.5Gbit/s` in Mbit/s.
+
+    Raises:
+        ValueError: It is no rate. The text says how to write one.
+    """
+    match = _RATE.match(text)
+    if match is None:
+        raise ValueError(f"{text[:60]!r} is no rate: write it like 20Mbit or 1Gbit")
+    return float(match[1]) * _UNITS_MBIT[match[2].lower()]
+
+
+def show_rate(rate_mbit: float) -> str:
+    """Return a rate in Mbit/s as `read_rate` reads it, with up to six decimals."""
+    return f"{rate_mbit:.6f}".rstrip("0").rstrip(".") + "Mbit"
+
+
+def read_size(text: str) -> int:
+    """Return a size such as `10GiB` or `500MB` in bytes, rounded down.
+
+    Raises:
+        ValueError: It is no size. The text says how to write one.
+    """
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError(f"{text[:60]!r} is no size: write it like 10GiB or 500MiB")
+    return int(float(match[1]) * _BYTES_OF[match[2].lower()])
+
+
+def show_size(num_bytes: int) -> str:
+    """Return a size as `read_size` reads it: in the largest unit that shows it without decimals."""
+    for unit, each_bytes in _UNITS_BYTES.items():
+        if num_bytes >= each_bytes and num_bytes % each_bytes == 0:
+            return f"{num_bytes // each_bytes}{unit}"
+    return f"{num_bytes}B"
+
+
 CAPACITY_MAX = 4096
 NUM_THREADS_MAX = 1024
-UPLOAD_MIN_MBIT, DOWNLOAD_MIN_MBIT, RATE_MAX_MBIT = 1.0, 5.0, 1e6
+UPLOAD_MIN_MBIT = 1.0
+DOWNLOAD_MIN_MBIT = 5.0
+RATE_MAX_MBIT = 1e6
 """Several peers send to a node at a time, and each gives up if it is too slow. So the least for
 downloads is higher."""
-SIZE_MIN_BYTES, SIZE_MAX_BYTES = 64 << 20, 1 << 50
+SIZE_MIN_BYTES = 64 << 20
+SIZE_MAX_BYTES = 1 << 50
 
 DEFAULT_PORT = 7700
 """TCP port for gRPC, and UDP port of the same number for the distributed hash table."""
@@ -27,7 +86,8 @@ DEFAULT_PORT = 7700
 EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104
 """Hosts to listen on that mean all addresses of this host."""
 
-PAGE_HOST, PAGE_PORT = "127.0.0.1", 7780
+PAGE_HOST = "127.0.0.1"
+PAGE_PORT = 7780
 """A node serves its page here, unless its operator chooses another address."""
 
 DEVICE_LABEL = "device:"
@@ -74,7 +134,7 @@ def invoking_user() -> str | None:
 
 
 class Recompute(StrEnum):
-    """Whether a host keeps what forward passes leave, or computes them again."""
+    """The choice whether a host keeps what forward passes leave, or computes them again."""
 
     AUTO = "auto"
     """Compute them again if memory is short."""
@@ -83,7 +143,7 @@ class Recompute(StrEnum):
 
 
 class Spread(StrEnum):
-    """What each of a node's devices holds of the stage."""
+    """The part of the stage that each of a node's devices holds."""
 
     AUTO = "auto"
     """All of it if it fits there, and otherwise a part."""

@@ -1,4 +1,4 @@
-"""When a node works: windows of the local wall clock, by weekday.
+"""When a node works: windows of the local wall clock by weekday, and causes for a pause.
 
     22:00-07:00                        every night
     Mon-Fri 22:00-07:00, Sat Sun 00:00-24:00
@@ -9,10 +9,12 @@ for all windows that follow, until others are named. The wall clock decides, so 
 clocks change is an hour shorter or longer.
 """
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
+from enum import StrEnum
 from typing import Self
 
 from typing_extensions import override
@@ -30,7 +32,7 @@ ALWAYS = "always"
 """The text of no schedule: the node may work at any time."""
 
 _AHEAD_DAYS = 8
-"""How far the next change is looked for. Every schedule repeats after a week."""
+"""The time in which the next change is looked for. Every schedule repeats after a week."""
 _GRID = timedelta(minutes=15)
 """Clocks change at whole quarters of an hour, in every time zone."""
 
@@ -47,7 +49,7 @@ class Window:
     """Minutes after the same midnight. More than 1440 if it ends on the next day."""
 
     def contains(self, day: int, minute: int) -> bool:
-        """Whether it is open at a minute of a weekday."""
+        """Return whether it is open at a minute of a weekday."""
         today = day in self.days and self.start_min <= minute < self.end_min
         begun = (day - 1) % 7 in self.days and minute + _DAY_MIN < self.end_min
         return today or begun
@@ -97,7 +99,8 @@ class WorkHours:
         if words == [ALWAYS]:
             return cls()
         windows: list[Window] = []
-        days, naming = set(_DAILY), False
+        days = set(_DAILY)
+        naming = False
         for word in words:
             if word == "daily" or _DAY_SPAN.match(word):
                 days = (days if naming else set()) | _days_of(word)
@@ -116,8 +119,9 @@ class WorkHours:
         return ", ".join(shown) or ALWAYS
 
     def is_open(self, wall: datetime) -> bool:
-        """Whether the node works when the local clock shows `wall`."""
-        day, minute = wall.weekday(), 60 * wall.hour + wall.minute
+        """Return whether the node works when the local clock shows `wall`."""
+        day = wall.weekday()
+        minute = 60 * wall.hour + wall.minute
         return not self.windows or any(each.contains(day, minute) for each in self.windows)
 
     def next_change(self, now: datetime, zone: tzinfo | None = None) -> datetime | None:
@@ -160,7 +164,8 @@ def _days_of(word: str) -> set[int]:
     first, last = (match[1], match[2] or match[1]) if match else (word, word)
     if first not in _DAYS or last not in _DAYS:
         raise _unknown(word)
-    start, end = _DAYS.index(first), _DAYS.index(last)
+    start = _DAYS.index(first)
+    end = _DAYS.index(last)
     return {day % 7 for day in range(start, end + 1 if end >= start else end + 8)}
 
 
@@ -187,3 +192,46 @@ def _unknown(word: str) -> ValueError:
 
 def _clock(minute: int) -> str:
     return f"{minute // 60:02}:{minute % 60:02}"
+
+
+class PauseRule(StrEnum):
+    """A cause for which a node pauses by itself, and resumes when it is gone."""
+
+    BUSY_GPU = "busy-gpu"
+    """Processes of others compute on the node's GPU, or hold much of its memory."""
+    BATTERY = "battery"
+    """The machine runs on its battery."""
+    HOT = "hot"
+    """A processor is about as hot as its maker allows."""
+    KEYBOARD = "keyboard"
+    """Somebody uses the machine."""
+
+
+DEFAULT_PAUSE_RULES = (PauseRule.BATTERY,)
+"""Few machines that stay where they are have a battery, so this surprises nobody. The other rules
+depend on what a machine is used for: a shared server is hot and busy by design."""
+
+NO_RULES = "none"
+
+
+def read_rules(text: str) -> tuple[PauseRule, ...]:
+    """Return the rules that a text such as `battery,hot` names, each once; none for `none`.
+
+    Raises:
+        ValueError: A word is no rule.
+    """
+    words = re.split(r"[\s,]+", text[:200].strip().lower())
+    if words == [NO_RULES]:
+        return ()
+    for word in words:
+        if word not in tuple(PauseRule):
+            near = difflib.get_close_matches(word, list(PauseRule), n=1)
+            known = f"they are {', '.join(PauseRule)}, or {NO_RULES} alone"
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"{word[:60]!r} is no cause for a pause: {hint}{known}")
+    return tuple(rule for rule in PauseRule if rule in words)
+
+
+def show_rules(rules: tuple[PauseRule, ...]) -> str:
+    """Return rules as `read_rules` reads them."""
+    return ",".join(rules) or NO_RULES

@@ -11,15 +11,19 @@ import itertools
 import json
 import math
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 
 from decod.compression.coding import CompressionError
 from decod.compression.fragments import StagePlans
-from decod.config.carried import NOTHING, Carried
-from decod.config.mirror import MirrorError, build
+from decod.config.strict import MirrorError, build
+from decod.data.special_tokens import (
+    GENERATION_FILE,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.limits import STAGE_INDEX_MAX
 from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
@@ -33,6 +37,110 @@ from decod.run.training_config import (
     Adapt,
     WireDtype,
 )
+
+# The part of the manifest that a run carries from the folder of `--init` to every export.
+#
+# It holds files that lie beside the weights: the chat template, special tokens and the like.
+# It may come from a dishonest peer. It is only ever written into files of fixed names, beside an
+# exported model.
+
+if TYPE_CHECKING:
+    from tokenizers import AddedToken
+
+NOTHING = "none"
+"""The text of a run that began without a folder."""
+
+CARRIED_MAX_CHARACTERS = 96 * 1024
+"""Size of the text. Within the manifest's JSON, it may grow to twice that."""
+
+JSON_FILES = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, GENERATION_FILE)
+"""Files whose objects are carried."""
+
+_MODEL_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_.-]{1,96})?)?\Z")
+_TOKEN_ID = re.compile(r"(0|[1-9][0-9]{0,7})\Z")
+_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carried:
+    """The files that are carried. The constructor checks its form."""
+
+    base_model: str = ""
+    """The model's name: on the Hugging Face Hub if it is known, else that of its folder."""
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The objects in JSON files, by the files' names."""
+    template: str = ""
+    """The chat template, if it has a file of its own."""
+    added_tokens: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tokens that the model's tokenizer has, and that of the data lacks: their flags by id."""
+
+    def __post_init__(self) -> None:
+        if not _MODEL_NAME.match(self.base_model):
+            raise _refuse("base_model", self.base_model)
+        for name in self.objects:
+            if name not in JSON_FILES:
+                raise _refuse("objects", name)
+        for token_id, token in self.added_tokens.items():
+            fits = token.keys() == {"content", *_FLAGS} and isinstance(token["content"], str)
+            if not _TOKEN_ID.match(token_id) or not fits or not token["content"]:
+                raise _refuse("added_tokens", token_id)
+
+    def to_text(self) -> str:
+        """Return the canonical text: keys sorted, no spaces, ASCII."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_text(cls, text: str) -> "Carried":
+        """Return what a manifest's text says.
+
+        Raises:
+            ConfigError: It is too long, or no canonical text.
+        """
+        if text == NOTHING:
+            return cls()
+        if len(text) > CARRIED_MAX_CHARACTERS:
+            raise _refuse("a text", f"of {len(text)} characters")
+        try:
+            carried = cls(**_checked_types(json.loads(text)))
+            if carried.to_text() == text:
+                return carried
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            pass
+        raise _refuse("a text", text)
+
+    def tokens(self) -> "list[tuple[int, AddedToken]]":
+        """Return the added tokens with their ids."""
+        from tokenizers import AddedToken
+
+        return [
+            (int(token_id), AddedToken(each["content"], **{f: each[f] is True for f in _FLAGS}))
+            for token_id, each in self.added_tokens.items()
+        ]
+
+
+def _checked_types(values: Any) -> dict[str, Any]:
+    """Return the fields in a text, if each is of its type."""
+    for name, value in values.items():
+        fits = isinstance(value, str)
+        if name not in ("base_model", "template"):
+            fits = isinstance(value, dict) and all(isinstance(v, dict) for v in value.values())
+        if not fits:
+            raise _refuse(name, value)
+    return dict(values)
+
+
+def flags_of(token: "AddedToken") -> dict[str, Any]:
+    """Return a token as `added_tokens` has it."""
+    return {"content": token.content} | {name: getattr(token, name) for name in _FLAGS}
+
+
+def _refuse(name: str, value: object) -> ConfigError:
+    return ConfigError(
+        f"carried has {name} {ascii(value)[:80]}",
+        why="a run carries the files beside a model's weights in one fixed form",
+        fix="begin the run again with --init and the model's folder",
+    )
+
 
 MANIFEST_SIZE_MAX_BYTES = 256 * 1024
 """Largest manifest that is read from a peer. A real one has about 2 KiB, and with the chat template
@@ -192,7 +300,8 @@ def formats_of(run: RunConfig) -> tuple[AverageFormat, ...]:
         return ()
     halves = [sync.rank >> k for k in range(_HALVES_MAX) if sync.rank >> k]
     ranks = [0, *halves[1:]] if sync.compression.has_factors else [0]
-    stages, sizes = plans_of(run).values(), dict[AverageSpec, int]()
+    stages = plans_of(run).values()
+    sizes = dict[AverageSpec, int]()
     for rank, bits in itertools.product(ranks, BITS):
         plans = [p.plan(f.index, rank, bits) for p in stages for f in p.fragments[1:]]
         sizes[AverageSpec(rank=rank, bits=bits)] = max(p.num_bytes for p in plans if p is not None)
@@ -231,7 +340,8 @@ def _validate_sync(run: RunConfig) -> None:
 
 def _validate_servers(run: RunConfig) -> None:
     """Check that clients, which have no optimizer, can do what the run asks of members."""
-    sync, why = run.sync, "clients of servers hold parameters only, and nothing of the optimizer's"
+    sync = run.sync
+    why = "clients of servers hold parameters only, and nothing of the optimizer's"
     if sync.steps_locally:
         raise ConfigError(
             f"sync.every is {sync.every}",
@@ -369,7 +479,8 @@ class Manifest:
 
     def first_difference(self, other: "Manifest") -> str | None:
         """Return the first difference, like `run.seed is 1 here and 2 there`, or None."""
-        mine, theirs = self.flat(), other.flat()
+        mine = self.flat()
+        theirs = other.flat()
         for key, value in mine.items():
             if value != theirs[key]:
                 return f"{key} is {value} here and {theirs[key]} there"

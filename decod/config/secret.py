@@ -70,7 +70,9 @@ def has_other_users(proc: Path = Path("/proc"), shadow: Path = Path("/etc/shadow
         proc: The system's list of processes.
         shadow: The system's list of passwords.
     """
-    own, people, locked = {os.getuid(), os.geteuid()}, set[int](), _without_password(shadow)
+    own = {os.getuid(), os.geteuid()}
+    people = set[int]()
+    locked = _without_password(shadow)
     for user in pwd.getpwall():
         if user.pw_name == invoking_user():
             own.add(user.pw_uid)

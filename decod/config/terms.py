@@ -1,4 +1,4 @@
-"""What all peers of a collaborative run agree on: the terms of the run, as JSON with a hash."""
+"""The terms that all peers of a collaborative run agree on, as JSON with a hash."""
 
 import hashlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 from decod.compression.plan import Method
 from decod.errors import ConfigError, RejectedError
 from decod.run.protocol_config import PROTOCOL_VERSION
-from decod.strict_json import no_constant, unique
+from decod.texts import no_constant, unique
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -112,7 +112,8 @@ class RunTerms:
             RejectedError: Something differs (E-REJ-031).
         """
         for name, words in _WORDS.items():
-            own, other = getattr(self, name), getattr(theirs, name)
+            own = getattr(self, name)
+            other = getattr(theirs, name)
             if own == other or name == "run":
                 continue
             shown = "" if name == "fingerprint" else f": {own} here, {other} there"

@@ -16,14 +16,14 @@ from enum import Enum, auto
 from functools import partial
 from typing import Self
 
+from decod.clocks import wall_clock
 from decod.ids import NodeId
 from decod.journal.journal import RETRY_S, JournalEntry, Outage, Spool, TakeNote
 from decod.membership.audit_log import FOLDER, AuditEvent, AuditLog
 from decod.membership.papers import Membership
 from decod.net.door import PeerFault
-from decod.net.rate import RateLimiter
+from decod.net.net_limits import RateLimiter
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 
 PEER_BURST, PEER_RATE_PER_S = 20, 1 / 60
 """Lines of one event that one peer can cause: so many at once, then at this rate."""

@@ -6,7 +6,7 @@ by a member of the stage if one has the store. If the store fails, the disk take
 Every `every_iterations` commits, the states of all stages are gathered with their optimizers'
 states. Those of other stages go to the files of the checkpoint as they arrive. A thread of the node
 process then reads them again, compares their hashes, and writes the leader's own stage from its
-copy (`decod.driver.state_copies`). The device computes meanwhile, and torch is not involved.
+copy (`decod.driver.arena`). The device computes meanwhile, and torch is not involved.
 Failures are shown in the log and in `decod status`, and do not affect training. The next checkpoint
 tries again.
 """
@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from decod.config.carried import NOTHING
+from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
-from decod.config.schema import Manifest, flatten
+from decod.config.schema import NOTHING, Manifest, flatten
 from decod.daemon.run_facts import RunPart
 from decod.daemon.run_snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
-from decod.driver.state_copies import goes_to_file
+from decod.driver.arena import goes_to_file
 from decod.errors import CheckpointError, DecodError
 from decod.host_limits import host_free_bytes
 from decod.ids import NodeId
@@ -65,7 +65,6 @@ from decod.train.checkpoint.store import (
     remove_unfinished,
     run_folder,
 )
-from decod.wall_clock import wall_clock
 
 # The parts of a checkpoint that members write into the store that they share with the leader.
 #

@@ -11,8 +11,7 @@ their hashes when they are needed.
 from collections.abc import Callable
 from pathlib import Path
 
-from decod.config.carried import NOTHING
-from decod.config.schema import Manifest
+from decod.config.schema import NOTHING, Manifest
 from decod.daemon.exporting import read_carried
 from decod.data.dataset import Dataset
 from decod.data.sources import OnRead

@@ -23,9 +23,9 @@ from decod.membership.credential import Statement
 from decod.membership.identity import name_of
 from decod.membership.papers import Membership
 from decod.net.ask import HelloInfo, HelloRequest, hello
+from decod.net.channel import UNANSWERED, ClosedError, UnansweredError
 from decod.net.dht import Dht, DhtPorts
 from decod.net.dht_record import LEADER
-from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
 from decod.net.join_string import JoinString
 from decod.tasks import in_thread
 

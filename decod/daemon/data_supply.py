@@ -24,10 +24,9 @@ from typing import Protocol, Self, TypeVar
 from decod.data.block import Block
 from decod.data.dataset import Dataset
 from decod.data.readers import StoreReader
-from decod.driver.arena import ArenaAllocator
+from decod.driver.arena import ArenaAllocator, TensorRegion
 from decod.driver.compute import Compute, JobError, Reply
-from decod.driver.handle import CoreHandle
-from decod.driver.state_copies import TensorRegion
+from decod.driver.driver import CoreHandle
 from decod.errors import DataError, DecodError
 from decod.ids import MicrobatchId, RunId
 from decod.membership.papers import Membership

@@ -12,7 +12,7 @@ from decod.daemon.device_owner import arena_bytes
 from decod.daemon.node_folder import nearest_folder
 from decod.daemon.reachability import MORE_PORTS
 from decod.daemon.stage_memory import CAPACITY_AUTO_MAX, needs_here, ways_here
-from decod.driver.state_copies import goes_to_file
+from decod.driver.arena import goes_to_file
 from decod.host_limits import num_processors
 from decod.journal.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
 from decod.run.run_config import RunConfig

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from decod.clocks import Stopwatch
 from decod.config.node_config import DEVICE_LABEL, NodeConfig
 from decod.daemon.host import Say
 from decod.daemon.node_errors import error_of
@@ -37,7 +38,6 @@ from decod.protocol.core.jobs import (
 from decod.protocol.core.messages.decision_messages import DEVICE_LENGTH_MAX
 from decod.protocol.core.view import Role
 from decod.run.run_config import Organisation, RunConfig
-from decod.stopwatch import Stopwatch
 from decod.texts import why_of
 from decod.train.checkpoint.places import address_of
 from decod.wire import validate

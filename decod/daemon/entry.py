@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.base32 import base32
 from decod.config.node_config import RESUME_AUTO, RESUME_LATEST, NodeConfig
 from decod.config.run_file import RunFile
 from decod.config.schema import Manifest
@@ -28,13 +27,14 @@ from decod.daemon.run_facts import RunPart
 from decod.errors import ConfigError, DecodError, RejectedError
 from decod.ids import RunId
 from decod.membership.certificates import peer_name
-from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
+from decod.membership.statements import new_charter
 from decod.net.ask import HelloInfo, HelloRequest, hello
-from decod.net.failure import UnansweredError
+from decod.net.channel import UnansweredError
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.tasks import cancelled, in_thread
+from decod.texts import base32
 
 # A check that a run does not go on elsewhere, before a former member begins another run.
 #

@@ -17,8 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from decod.config.evaluation import EvaluationConfig
-from decod.config.run_file import RunFile
+from decod.config.run_file import EvaluationConfig, RunFile
 from decod.data.corpus import open_corpus
 from decod.data.dataset import Dataset
 from decod.errors import DataError, DecodError

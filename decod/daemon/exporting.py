@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from decod import __version__
-from decod.config.card import CardConfig
-from decod.config.carried import CARRIED_MAX_CHARACTERS, JSON_FILES, Carried, flags_of
-from decod.config.schema import Manifest, count_parameters, flatten
+from decod.config.run_file import CardConfig
+from decod.config.schema import (
+    CARRIED_MAX_CHARACTERS,
+    JSON_FILES,
+    Carried,
+    Manifest,
+    count_parameters,
+    flags_of,
+    flatten,
+)
 from decod.daemon.run_snapshot import SnapshotSources, StageSnapshot, require_begun, run_snapshot
-from decod.damage import is_hub_name
 from decod.data.dataset import Dataset
 from decod.data.special_tokens import (
     CONFIG_FILE,
@@ -28,9 +34,8 @@ from decod.data.special_tokens import (
     read_fields,
 )
 from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
-from decod.durable import replace_durably
 from decod.errors import DataError
-from decod.files import read_beginning
+from decod.files import is_hub_name, read_beginning, replace_durably
 from decod.ids import RunId
 from decod.model.weights import DTYPE_NAMES, is_finite
 from decod.model.writing import ModelWriter, unwritable

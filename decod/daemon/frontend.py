@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, Protocol
 
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import ConfigError
 
 Command = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from decod.clocks import Stopwatch
 from decod.daemon.address_book import AddressBook, Dialling
 from decod.daemon.disk_states import InitialStates
 from decod.daemon.open_files import FileLimit
@@ -20,15 +21,13 @@ from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
-from decod.membership.tensor_proofs import TensorProofs
+from decod.membership.statements import TensorProofs
 from decod.net.address import LOCAL
-from decod.net.ask import Found, HelloInfo, HelloRequest
+from decod.net.ask import DialBack, Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient, Probed
-from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest, reader_of
 from decod.net.download import Donor, DownloadTerms, download
-from decod.net.net_limits import LIMITS, Limits
-from decod.net.rate import RateLimiter
+from decod.net.net_limits import LIMITS, Limits, RateLimiter
 from decod.net.rate_caps import Paces
 from decod.net.storing import PartRequest, write_part
 from decod.protocol.core.durations import BusyTime
@@ -55,7 +54,6 @@ from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.proofs import Hashed, subject_of
 from decod.protocol.core.view import Member, Reach
 from decod.protocol.links.measuring import PROBE_SIZE_MAX_BYTES
-from decod.stopwatch import Stopwatch
 from decod.tasks import TaskSet
 from decod.train.checkpoint.description import Description, StateSink
 from decod.wire.codec import Decoded

@@ -15,12 +15,12 @@ from decod.daemon.frontend import Frontend, Notifier
 from decod.daemon.leaving import Leaving
 from decod.daemon.node_folder import SoleUse, StateFolder
 from decod.daemon.open_files import raise_limit
-from decod.heap import keep_freed_memory
 from decod.journal.credit_file import CreditLedger
 from decod.journal.history import RunHistory
 from decod.journal.logs import LogContext, close_logs, set_up_logs
 from decod.journal.terminal import PatientTerminal
 from decod.membership.identity import load_or_create_identity
+from decod.process import keep_freed_memory
 from decod.tasks import beside
 
 Say = Callable[[str], None]

@@ -5,18 +5,17 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.daemon.audit_feed import OPERATOR
 from decod.daemon.frontend import Command
 from decod.daemon.succession import Contacts
 from decod.errors import ConfigError, DecodError
 from decod.ids import RunId
 from decod.membership.registrar import Registrar
-from decod.membership.token import Token
-from decod.membership.tokens import USES_MAX, TokenRecord
+from decod.membership.tokens import USES_MAX, Token, TokenRecord
+from decod.net.enrolment import exchange_tokens
 from decod.net.join_string import JoinString
-from decod.net.register import exchange_tokens
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 from decod.wire import validate
 
 # Join tokens at the data nodes of a run: all of them know the same, a moment after each change.

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.config.schema import Manifest
 from decod.config.secret import write_join_string
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, carried_in, store_of
@@ -49,7 +50,6 @@ from decod.tasks import beside, in_thread, until_first
 from decod.texts import counted
 from decod.train.checkpoint.places import DiskRoom
 from decod.train.checkpoint.store import CheckpointStore, run_folder
-from decod.wall_clock import wall_clock
 
 
 def run_leader(options: LeaderOptions, say: Say) -> int:

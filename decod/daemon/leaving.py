@@ -1,6 +1,6 @@
 """The request that this daemon leaves. It may come at any moment, and holds for all later lives.
 
-    (the process has begun)  --a signal--> it ends, since it has nothing to leave: `decod.signals`
+    (the process has begun)  --a signal--> it ends, since it has nothing to leave: `decod.process`
     (the event loop runs)    --a signal, or `decod drain`--> the node finishes its work and leaves
                              --SIGINT or SIGTERM, once more--> the process ends on the spot
     (the node has left)      --a signal--> nothing
@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 
 from decod.driver.event_loop import run_loop
 from decod.exit_codes import ExitCode
-from decod.signals import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
+from decod.process import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
 from decod.tasks import cancelled, until_first
 
 T = TypeVar("T")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from decod.clocks import wall_clock
 from decod.daemon.host import Say
 from decod.daemon.node_folder import KnownPeers
 from decod.errors import ConfigError, DecodError, NetworkError, PeerError, RejectedError
@@ -26,12 +27,11 @@ from decod.membership.papers import (
     membership_folder,
 )
 from decod.membership.registrar import founder_papers
-from decod.membership.token import Token
+from decod.membership.tokens import Token
+from decod.net.channel import UnansweredError
 from decod.net.enrolment import AskLeaderError, Enrollee, UnknownTokenError, enroll
-from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 
 ROOT_FILE = "root.key"
 

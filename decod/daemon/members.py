@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.daemon.frontend import Command
 from decod.daemon.run_facts import RunPart
 from decod.daemon.succession import RunContacts
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.limits import NODE_ID
@@ -19,7 +20,6 @@ from decod.protocol.core.effects import BanLiar, ContestBans, UseBans
 from decod.protocol.core.events import BansMade
 from decod.protocol.core.view import Reach, Role, View
 from decod.tasks import in_thread
-from decod.wall_clock import wall_clock
 
 FIRST_BAN_S = 24 * 3600.0
 BAN_MAX_S = 10 * 366 * 24 * 3600.0

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
+from decod.clocks import wall_clock
 from decod.compression.plan import Method
 from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import HostDevice
 from decod.daemon.gateway import Gateway
 from decod.daemon.run_facts import RunPart
 from decod.daemon.tracking.tracking import Tracking, tracking_plan
-from decod.driver.compute import Compute
-from decod.driver.handle import CoreHandle
-from decod.driver.timed_compute import TimedCompute
+from decod.driver.compute import Compute, TimedCompute
+from decod.driver.driver import CoreHandle
 from decod.ids import NodeId, iteration_of
 from decod.journal import credit_file
 from decod.journal.credit import Credit, RunCredit, describe_credit
@@ -38,7 +38,6 @@ from decod.run.training_config import ActivationCompression, SyncMethod
 from decod.tasks import in_thread
 from decod.texts import clean_text, why_of
 from decod.train.checkpoint.store import run_folder, run_id_of
-from decod.wall_clock import wall_clock
 
 # Counts what a node does for its run, for the credit ledger of its folder.
 #

@@ -19,6 +19,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any, Protocol
 
+from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.audit_feed import feed_of
 from decod.daemon.checkpointing import store_of
@@ -51,13 +52,10 @@ from decod.daemon.status import (
 from decod.daemon.succession import RunContacts
 from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
-from decod.driver.compute import Compute
-from decod.driver.driver import DriverPorts, NodeDriver
-from decod.driver.handle import CoreHandle
-from decod.driver.planning import PlanningProcess
-from decod.driver.state_copies import StateCopies
+from decod.driver.arena import StateCopies
+from decod.driver.compute import Compute, PlanningProcess
+from decod.driver.driver import CoreHandle, DriverPorts, NodeDriver
 from decod.errors import ConfigError
-from decod.gc_pauses import keep_pauses_short
 from decod.ids import NodeId
 from decod.journal.journal import Journal, JournalEntry
 from decod.journal.journal_file import FOLDER, kept_events
@@ -66,14 +64,14 @@ from decod.journal.run_progress import THIS_NODE, RecentEvents, RunProgress
 from decod.membership.papers import TERMS
 from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
-from decod.membership.sealing import DecisionSeals
-from decod.membership.tensor_proofs import TensorProofs
+from decod.membership.statements import DecisionSeals, TensorProofs
 from decod.membership.tokens import Tokens
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
 from decod.net.dht import Dht, DhtPorts
 from decod.net.net_limits import LIMITS
 from decod.net.server import DataServices, PeerServer
 from decod.net.storing import Sharing
+from decod.process import keep_pauses_short
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.context import Identity, Promise
 from decod.protocol.core.effects import CountWork, Stop, StopReason
@@ -85,7 +83,6 @@ from decod.train.checkpoint.places import DiskRoom
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.stage_states import StateStore
 from decod.train.checkpoint.store import run_folder
-from decod.wall_clock import wall_clock
 
 # Parts of a node that take several of its others to make.
 

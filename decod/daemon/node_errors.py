@@ -10,7 +10,7 @@ from decod.errors import (
     RejectedError,
 )
 from decod.exit_codes import ExitCode
-from decod.net.failure import banned
+from decod.net.channel import banned
 from decod.protocol.core.effects import Stop, StopReason
 
 _KINDS: dict[str, type[DecodError]] = {

@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from decod.base32 import from_base32
-from decod.durable import replace_durably
 from decod.errors import ConfigError, DecodError, HardwareError, MalformedMessageError
-from decod.files import open_lock, read_beginning
+from decod.files import open_lock, read_beginning, replace_durably
 from decod.ids import RunId
 from decod.membership.identity import HostKey
 from decod.membership.papers import membership_folder
 from decod.net.join_string import JoinString
 from decod.protocol.core.context import NO_PROMISE, Promise
-from decod.texts import why_of, why_unwritten
+from decod.texts import from_base32, why_of, why_unwritten
 from decod.wire import validate
 
 # The folder in which a node keeps its identity and its logs. One daemon uses it at a time.

@@ -16,7 +16,7 @@ from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import HostDevice
 from decod.daemon.frontend import Command
 from decod.daemon.pausing.pause_probes import OwnGpu
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.journal.journal import JournalEntry
 from decod.protocol.core.events import AverageRequested, DrainRequested, PauseRequested

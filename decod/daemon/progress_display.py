@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 
+from decod.clocks import wall_clock
 from decod.driver.fetching import outlook
 from decod.journal.run_progress import RunProgress
 from decod.journal.terminal import PatientTerminal
 from decod.texts import size_text, span
 from decod.train.checkpoint.description import Transfer
-from decod.wall_clock import wall_clock
 
 _INTERVAL_S = 1.0
 

@@ -10,8 +10,8 @@ from decod.ids import RunId
 from decod.membership.papers import Membership
 from decod.net.address import Address, join_address, split_address
 from decod.net.ask import HelloRequest, hello
+from decod.net.channel import SHARED
 from decod.net.dht import Dht
-from decod.net.failure import SHARED
 from decod.net.interfaces import is_loopback, is_own, outward_addresses
 from decod.net.server import PeerServer
 from decod.tasks import in_thread

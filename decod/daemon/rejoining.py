@@ -21,7 +21,7 @@ from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.node_errors import TemporaryError, exit_code_of
 from decod.daemon.run_facts import RunPart
 from decod.daemon.status import RECONNECTING
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -34,8 +34,7 @@ from decod.journal.logs import log_note
 from decod.journal.step_metrics import STEP_METRIC_NAMES
 from decod.membership.papers import Membership
 from decod.net.ask import ask_status
-from decod.net.channel import BANNED
-from decod.net.failure import REFUSED
+from decod.net.channel import BANNED, REFUSED
 from decod.protocol.core.context import NodeState
 from decod.protocol.core.effects import Stop, StopReason
 from decod.tasks import Backoff, cancelled

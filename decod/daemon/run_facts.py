@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from decod.clocks import wall_clock
 from decod.config.schema import (
     Manifest,
     activation_size_bytes,
@@ -11,7 +12,7 @@ from decod.config.schema import (
     plans_of,
     wire_element_bytes,
 )
-from decod.driver.job_sizes import Sizes
+from decod.driver.arena import Sizes
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement
 from decod.membership.papers import Membership
@@ -22,7 +23,6 @@ from decod.run.run_config import Organisation, RunConfig
 from decod.train.checkpoint.entries import moments_of, size_bytes_of, state_tensors
 from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.places import Folder
-from decod.wall_clock import wall_clock
 
 # The wall clock by which a node's part of the DHT goes: its leader's, as far as it knows.
 

@@ -22,9 +22,8 @@ from typing import Protocol
 from typing_extensions import override
 
 from decod.daemon.node_errors import no_member, not_begun
-from decod.driver.driver import NodeDriver
+from decod.driver.driver import CoreHandle, NodeDriver
 from decod.driver.fetching import ServedState
-from decod.driver.handle import CoreHandle
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
 from decod.journal.run_progress import RunProgress

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from decod.daemon.run_facts import RunPart
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.ids import NodeId
 from decod.net.dht import Dht
 from decod.net.dht_record import LEADER, LEADER_TTL_MAX_S

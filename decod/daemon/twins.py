@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 from decod.ids import NodeId
 from decod.membership.papers import Membership
-from decod.net.ask import Found, HelloRequest
-from decod.net.dial_back import DialBack
-from decod.net.rate import RateLimiter
+from decod.net.ask import DialBack, Found, HelloRequest
+from decod.net.net_limits import RateLimiter
 
 _AGAIN_S = 1.0
 """A process that is about to end may answer once. Another host answers after so long, too."""

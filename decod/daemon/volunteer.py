@@ -5,11 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from decod.base32 import base32
 from decod.config.node_config import NodeConfig
-from decod.config.node_settings import given_in, with_values
+from decod.config.node_settings import given_in, read_settings, with_values
 from decod.config.schema import Manifest
-from decod.config.settings_file import read_settings
 from decod.daemon.checkpointing import store_of
 from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.demands import (
@@ -48,15 +46,14 @@ from decod.membership.papers import Membership
 from decod.net.address import split_address
 from decod.net.ask import HelloRequest, hello
 from decod.net.dht_record import PEER
-from decod.net.enrolment import Enrollee
+from decod.net.enrolment import Enrollee, visit
+from decod.net.interfaces import PortMapper
 from decod.net.join_string import JoinString
-from decod.net.port_mapping import PortMapper
-from decod.net.visit import visit
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.view import Duty, Reach, Role
 from decod.run.run_config import Organisation, RunConfig
 from decod.tasks import beside, until_first
-from decod.texts import size_text
+from decod.texts import base32, size_text
 
 _HELD_TIMEOUT_S = 15.0
 """How long the leader may take to know of the call that a node keeps open."""

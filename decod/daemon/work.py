@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.daemon.run_facts import RunPart
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import DecodError
 from decod.ids import NodeId
 from decod.membership.receipts import (
@@ -35,7 +36,6 @@ from decod.protocol.core.effects import CountWork, StopReason
 from decod.protocol.core.view import Member, Role
 from decod.tasks import in_thread
 from decod.texts import why_unwritten
-from decod.wall_clock import wall_clock
 from decod.wire import validate
 
 ASK_FIRST_S, ASK_MAX_S = 10.0, 300.0

@@ -27,9 +27,8 @@ from decod.data.shards import ShardFile
 from decod.data.slices import Part
 from decod.data.sources import BadRecord, OnRead, Piece, read_pieces
 from decod.data.tokenizer import NO_BOS, TOKENIZER_FILE, BytesTokenizer, FileTokenizer, Tokenizer
-from decod.durable import sync_folder
 from decod.errors import DataError
-from decod.files import open_ordinary
+from decod.files import open_ordinary, sync_folder
 from decod.files import read_pieces as read_bytes
 
 # Tokenizers work on batches. This limits the memory of a batch.

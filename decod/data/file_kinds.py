@@ -7,7 +7,7 @@ They count only if there is the byte 0, too.
 import re
 from dataclasses import dataclass
 
-from decod.damage import is_page, pointer_of
+from decod.files import is_page, pointer_of
 
 BEGINNING_SIZE_BYTES = 4096
 """Enough to tell."""

@@ -18,9 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from decod.data.block import Block
 from decod.data.tokenizer import TokenizerKind, is_file
-from decod.durable import replace_durably
 from decod.errors import DataError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 
 INDEX_FILE = "index.json"
 FORMAT_VERSION: Literal[2] = 2

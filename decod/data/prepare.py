@@ -53,8 +53,8 @@ from decod.data.sources import (
     lines_before,
 )
 from decod.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
-from decod.durable import sync_folder, write_durably
 from decod.errors import DataError, HardwareError
+from decod.files import sync_folder, write_durably
 from decod.objects import is_url, shown
 from decod.paths import absolute_path
 from decod.texts import counted

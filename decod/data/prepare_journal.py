@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decod.data.index import ShardEntry
 from decod.data.sources import BadRecord
-from decod.durable import sync_folder
+from decod.files import sync_folder
 
 NUM_PLACES_MAX = 10
 """How many records that were left out are named."""

@@ -12,9 +12,8 @@ from decod.data.block import Block, BlockError
 from decod.data.block_cache import BLOCKS_FOLDER, LOCK_FILE, BlockCache
 from decod.data.index import INDEX_FILE, Index, ShardEntry
 from decod.data.tokenizer import FILE_SIZE_MAX_BYTES, TOKENIZER_FILE, read_tokenizer_file
-from decod.durable import replace_durably
 from decod.errors import DataError
-from decod.files import open_lock, open_ordinary, read_at
+from decod.files import open_lock, open_ordinary, read_at, replace_durably
 from decod.objects import ObjectFolder
 
 _SIZES_CHECKED = 8

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decod.damage import find_damage, is_cut_json
 from decod.errors import DataError
-from decod.files import read_beginning
+from decod.files import find_damage, is_cut_json, read_beginning
 from decod.texts import why_of
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

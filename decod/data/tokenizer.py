@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from decod.damage import find_damage, hub_advice, is_cut_json
 from decod.data.byte_level import FastEncoder, byte_characters, fast_encoder
 from decod.data.special_tokens import StatedEnd, stated_end
 from decod.errors import DataError, install_hint
-from decod.files import read_beginning
+from decod.files import find_damage, hub_advice, is_cut_json, read_beginning
 
 if TYPE_CHECKING:
     import tokenizers

@@ -1,16 +1,32 @@
-"""The memory that node and compute process share: one anonymous file, mapped by both.
+"""The places of tensors: memory that node and compute process share, and files for large states.
 
-Each tensor is written into it once, by the network or the device, and read in place by the other.
-The file has no name, so it vanishes with its last process, even after a crash. Its pages take
-memory only once they have been written, so its size is a bound (invariant I6), not a reservation.
+The shared memory is one anonymous file, mapped by both. Each tensor is written into it once, by the
+network or the device, and read in place by the other. The file has no name, so it vanishes with its
+last process, even after a crash. Its pages take memory only once they have been written, so its
+size is a bound (invariant I6), not a reservation. The sizes of what jobs output are here too, since
+their places are taken before a job begins.
 """
 
 import bisect
+import errno
 import mmap
 import os
+import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+
+from decod.compression.fragments import StagePlans
+from decod.files import PieceFile
+from decod.planner.partition import part_sizes
+from decod.protocol.core import jobs
+from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.jobs import AverageKind, BaseJob
+from decod.train.checkpoint.entries import BytesInFile
+from decod.train.checkpoint.places import DiskRoom, FileOperations, remove_tree
 
 ALIGNMENT_BYTES = 64
 """Alignment of every region: a cache line, which is enough for any vector load."""
@@ -63,7 +79,8 @@ class ArenaAllocator:
 
     def free(self, region: ArenaRegion) -> None:
         """Take a region back. Its view must not be used afterwards."""
-        offset, size = region.offset, _aligned(region.size_bytes)
+        offset = region.offset
+        size = _aligned(region.size_bytes)
         self.used_bytes -= size
         assert self.used_bytes >= 0, "freed twice"
         index = bisect.bisect(self._free, (offset, 0))
@@ -98,3 +115,167 @@ def _anonymous_file() -> int:
     fd, path = tempfile.mkstemp(prefix="decod-arena-")
     os.unlink(path)
     return fd
+
+
+# Files for large states on their way into and out of the compute process, so that they take no
+# memory.
+#
+# The compute process writes a copy of its own state piece by piece, and whoever reads it gets it
+# from the file in the same way. A state that arrives goes to a file chunk by chunk, and the
+# compute process loads it piece by piece. Each file has a name until it is closed, so the cap on
+# the disk counts it.
+
+COPIES = "copies"
+"""Name of the folder. What a process leaves there that was killed, the next removes."""
+
+IN_MEMORY_MAX_BYTES = 256 << 20
+"""Larger copies go to files. Smaller ones fit beside any model, and memory is faster than a disk:
+while a state is copied, its device computes nothing."""
+
+
+def goes_to_file(size_bytes: int) -> bool:
+    """Return whether a copy of this size is too large for memory."""
+    return size_bytes > IN_MEMORY_MAX_BYTES
+
+
+class CopyFile:
+    """A file with a copy of a state.
+
+    Attributes:
+        size_bytes: Of the copy.
+        view: Its bytes.
+    """
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self._path = path
+        self.size_bytes = size_bytes
+        self._file = PieceFile(FileOperations().create(path))
+        self.view = BytesInFile(self._file, size_bytes)
+
+    def reference(self) -> dict[str, int | str]:
+        """Return the form in which a request names this file to the compute process."""
+        return {"offset": 0, "num_bytes": self.size_bytes, "path": str(self._path)}
+
+    def close(self) -> None:
+        """Remove the file. What it takes of the disk is free as soon as nobody writes into it."""
+        with suppress(OSError):  # The next process removes it.
+            self._path.unlink()
+        self._file.close()
+
+
+TensorRegion = ArenaRegion | CopyFile
+"""The place of a tensor of a job."""
+
+
+class StateCopies:
+    """The files of a node's copies.
+
+    Args:
+        folder: The node's state folder.
+        room: The cap on what it holds.
+    """
+
+    def __init__(self, folder: Path, room: DiskRoom) -> None:
+        self._folder = (folder / COPIES).absolute()
+        self._room = room
+        self._names = count()
+        with suppress(OSError):  # `create` reports what is wrong with the folder.
+            remove_tree(self._folder, FileOperations())
+
+    def create(self, size_bytes: int) -> CopyFile | None:
+        """Return a file for a copy; None if it is small enough for memory.
+
+        Raises:
+            OSError: The disk is too full, or refuses.
+        """
+        if not goes_to_file(size_bytes):
+            return None
+        self._room.require(size_bytes)
+        FileOperations().make_folder(self._folder)
+        free_bytes = shutil.disk_usage(self._folder).free
+        if free_bytes < size_bytes:
+            needed = size_bytes / 2**20
+            free = free_bytes / 2**20
+            raise OSError(
+                errno.ENOSPC, f"it takes {needed:.1f} MiB, and the disk has {free:.1f} MiB left"
+            )
+        return CopyFile(self._folder / f"{os.getpid()}-{next(self._names)}", size_bytes)
+
+
+_PADDING_BYTES = 4096
+"""Of blocks that are filled up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes from which those of the jobs' outputs follow."""
+
+    activation_bytes: int
+    wire_element_bytes: int
+    """Bytes of one gradient element on its way between members."""
+    sum_element_bytes: int
+    """Bytes of one element of an averaged gradient: float32, or float64 for models in float64."""
+    num_parameters: int = 0
+    """Parameters of this node's stage; 0 until it is built."""
+    plans: StagePlans | None = None
+    """The plans by which averages of this node's stage travel. None: it is not built."""
+    of_stages: Mapping[int, StagePlans] = field(default_factory=dict)
+    """The plans by which averages of every stage travel."""
+    parameters_copy_bytes: int = 0
+    """Of a copy of the stage's parameters, without the optimizer's state. 0 until one was made."""
+
+    def of_stage(self, stage_index: int, num_parameters: int) -> "Sizes":
+        """Return the sizes for a node that has built a stage."""
+        plans = self.of_stages.get(stage_index)
+        return replace(self, num_parameters=num_parameters, plans=plans, parameters_copy_bytes=0)
+
+    def part_bytes(self, phase: int, num_parts: int, spec: AverageSpec) -> tuple[int, ...]:
+        """Return the sizes of a contribution's parts on their way, in bytes."""
+        return self._part_bytes(phase, num_parts, spec, self.wire_element_bytes)
+
+    def mean_bytes(self, phase: int, num_parts: int, spec: AverageSpec) -> tuple[int, ...]:
+        """Return the sizes of an average's parts, in bytes."""
+        return self._part_bytes(phase, num_parts, spec, self.sum_element_bytes)
+
+    def _part_bytes(
+        self, phase: int, num_parts: int, spec: AverageSpec, element_bytes: int
+    ) -> tuple[int, ...]:
+        if not num_parts:
+            return ()
+        num_elements = self.num_parameters
+        if self.plans is not None:
+            if plan := self.plans.plan(spec.fragment, spec.rank, spec.bits):
+                return tuple(plan.part_bytes(phase, num_parts))
+            num_elements = self.plans.fragments[spec.fragment].num_elements
+        return tuple(n * element_bytes for n in part_sizes(num_elements, num_parts))
+
+    @property
+    def as_they_are(self) -> "Sizes":
+        """The sizes of averages whose numbers travel as they are."""
+        return replace(self, plans=None, wire_element_bytes=self.sum_element_bytes)
+
+    @property
+    def part_bytes_max(self) -> int:
+        """The most that a part from another node may have. No format makes a large part longer."""
+        return self.num_parameters * self.sum_element_bytes + _PADDING_BYTES
+
+
+def output_bytes(job: BaseJob, sizes: Sizes) -> tuple[int, ...]:
+    """Return the sizes of a job's outputs."""
+    match job:
+        case jobs.Embed() | jobs.Forward() | jobs.Head() | jobs.Backward():
+            return (sizes.activation_bytes,)
+        case jobs.Gather(num_parts=num_parts, phase=phase, spec=spec):
+            return _travelling(job, sizes).part_bytes(phase, num_parts, spec)
+        case jobs.Reduce(part=part, num_parts=num_parts, phase=phase, spec=spec):
+            return (_travelling(job, sizes).mean_bytes(phase, num_parts, spec)[part],)
+        case jobs.Decode():
+            return (sizes.num_parameters * sizes.sum_element_bytes,)
+        case jobs.Snapshot(with_optimizer=False) if sizes.parameters_copy_bytes:
+            return (sizes.parameters_copy_bytes,)
+        case _:
+            return ()
+
+
+def _travelling(job: jobs.Gather | jobs.Reduce, sizes: Sizes) -> Sizes:
+    return sizes.as_they_are if job.kind is AverageKind.BETWEEN else sizes

@@ -14,16 +14,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
+from decod.clocks import Stopwatch
 from decod.data.block import Block
-from decod.driver.arena import ArenaAllocator
-from decod.driver.state_copies import TensorRegion
+from decod.driver.arena import ArenaAllocator, TensorRegion
+from decod.protocol.core import jobs
 from decod.protocol.core.durations import Patience
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
-from decod.protocol.core.jobs import BaseJob
-from decod.stopwatch import Stopwatch
+from decod.protocol.core.jobs import AverageKind, BaseJob
+from decod.run.protocol_config import ProtocolConfig
 
 _COMMAND = (sys.executable, "-m", "decod.worker")
 
@@ -35,7 +37,7 @@ _WHY_MAX_CHARACTERS = 500
 """Of what a process says of its end."""
 
 _END_S = 5.0
-"""How long a process may take to end by itself before it is killed."""
+"""The time that a process may take to end by itself before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class ComputeProcess:
     """A running compute process. Use `start` to make one."""
 
     NAME: ClassVar[str] = "compute process"
-    """What errors call it."""
+    """The name that errors give it."""
     REQUEST_SIZE_MAX_BYTES: ClassVar[int] = _LINE_SIZE_MAX_BYTES
     """Longest request that the process reads. A longer one would end it. The limit matters because
     the manifest in a load job comes from a peer."""
@@ -128,7 +130,7 @@ class ComputeProcess:
         self._hung: Callable[[str, float], None] = lambda *_: None
         self._timer: asyncio.TimerHandle | None = None
         self._why = ""
-        """Why the process ends, as it says itself, or why this node has killed it."""
+        """The reason why the process ends, as it says itself, or why this node has killed it."""
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done once the process has ended, even if it was idle. The result is the reason."""
         self._listener = asyncio.create_task(self._listen())
@@ -156,7 +158,8 @@ class ComputeProcess:
             watch: Measures the time spent on encoding requests and decoding replies.
         """
         here, there = socket.socketpair()
-        arguments, passed = ["--socket-fd", str(there.fileno())], [there.fileno()]
+        arguments = ["--socket-fd", str(there.fileno())]
+        passed = [there.fileno()]
         if arena is not None:
             arguments += ["--arena-fd", str(arena.fd)]
             passed.append(arena.fd)
@@ -235,13 +238,15 @@ class ComputeProcess:
             patience: A new one, which has seen no job.
             hung: Called before the kill, with the job's kind and the seconds without an answer.
         """
-        self._patience, self._hung = patience, hung
+        self._patience = patience
+        self._hung = hung
         self._began_next()
         self._look()
 
     def _began_next(self) -> None:
         if self._patience is not None and self._waiting:
-            oldest, now_s = self._waiting[0], asyncio.get_running_loop().time()
+            oldest = self._waiting[0]
+            now_s = asyncio.get_running_loop().time()
             self._patience.begin(now_s, kind_of(type(oldest.job)), num_bytes=oldest.num_bytes)
 
     def _look(self) -> None:
@@ -353,3 +358,190 @@ def _describe(returncode: int | None) -> str:
     if returncode is None:
         return "it can't be killed"
     return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+
+
+# A layer in front of a compute process that adds up its time, by what it is spent on.
+
+_ENTERING = (jobs.Embed, jobs.Forward)
+"""The first pass of each microbatch here."""
+_AVERAGING = (jobs.Gather, jobs.Reduce, jobs.Square)
+_STEPPING = (jobs.Propose, jobs.StepLocally, jobs.CommitStep)
+
+
+@dataclass(slots=True)
+class DeviceTimes:
+    """Seconds of a device, and instants on the loop's clock."""
+
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    averaging_s: float = 0.0
+    """Arithmetic of averages."""
+    step_s: float = 0.0
+    """The optimizer's."""
+    other_s: float = 0.0
+    num_microbatches: int = 0
+    """That have entered this node's stage here."""
+    passes_begin_s: float | None = None
+    averaging_begin_s: float | None = None
+    """Of the average at the end of an iteration. None for one that travels beside passes."""
+
+    @property
+    def computing_s(self) -> float:
+        """All but the time of reading data."""
+        passes_s = self.forward_s + self.backward_s
+        return passes_s + self.averaging_s + self.step_s + self.other_s
+
+    def add(self, job: BaseJob, reply: Reply, end_s: float) -> None:
+        """Count a job that has ended well."""
+        busy_s = reply.duration_s - reply.data_s - reply.backward_s
+        self.data_s += reply.data_s
+        self.backward_s += reply.backward_s
+        begin_s = end_s - reply.duration_s
+        if isinstance(job, (*_ENTERING, jobs.Head)):
+            self.forward_s += busy_s
+            self.num_microbatches += isinstance(job, _ENTERING)
+            if self.passes_begin_s is None:
+                self.passes_begin_s = begin_s
+        elif isinstance(job, jobs.Backward | jobs.EmbedBackward):
+            self.backward_s += busy_s
+        elif isinstance(job, (*_AVERAGING, *_STEPPING)):
+            if isinstance(job, _AVERAGING):
+                self.averaging_s += busy_s
+            else:
+                self.step_s += busy_s
+            if self.averaging_begin_s is None and not _is_beside(job):
+                self.averaging_begin_s = begin_s
+        else:
+            self.other_s += busy_s
+
+
+def _is_beside(job: BaseJob) -> bool:
+    """Return whether no iteration waits for a job of an average or a step to begin."""
+    if isinstance(job, jobs.Gather | jobs.Reduce):
+        return job.kind is AverageKind.AHEAD
+    return isinstance(job, jobs.CommitStep)
+
+
+class TimedCompute:
+    """Passes jobs on, and times them.
+
+    Args:
+        compute: Runs the jobs.
+    """
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
+        self._times = DeviceTimes()
+
+    @property
+    def ended(self) -> asyncio.Future[str]:
+        return self._compute.ended
+
+    def submit(
+        self,
+        job: BaseJob,
+        *,
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
+    ) -> asyncio.Future[Reply]:
+        """Queue a job, as `Compute.submit` does."""
+        future = self._compute.submit(job, inputs=inputs, outputs=outputs)
+        future.add_done_callback(partial(self._ended, job))
+        return future
+
+    def _ended(self, job: BaseJob, done: asyncio.Future[Reply]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            self._times.add(job, done.result(), asyncio.get_running_loop().time())
+
+    def take(self) -> DeviceTimes:
+        """Return the times since the last call, and begin anew."""
+        times = self._times
+        self._times = DeviceTimes()
+        return times
+
+
+# The node's end of its planning process, which chooses flows beside the event loop and the device.
+#
+# Only a leader needs one, and only now and then. So it is started with the first job, and again
+# when it has ended. Its end is never fatal: the node loses no more than the answers that it waits
+# for.
+
+_PLANNING_COMMAND = (sys.executable, "-m", "decod.worker.planning")
+
+
+class _PlanningWorker(ComputeProcess):
+    NAME = "planning process"
+    REQUEST_SIZE_MAX_BYTES = 64 << 20
+    """It holds the costs of all links that claims have passed: about 1 kB a relay."""
+
+
+class PlanningProcess:
+    """A planning process, which runs from the first job on.
+
+    Args:
+        config: Says how long a job may take before the process counts as hung.
+        log_path: The file to which its standard error goes; None for this process's.
+        command: The program to start. It gets `--socket-fd`.
+    """
+
+    def __init__(
+        self,
+        config: ProtocolConfig,
+        log_path: Path | None = None,
+        *,
+        command: Sequence[str] = _PLANNING_COMMAND,
+    ) -> None:
+        self._config = config
+        self._log_path = log_path
+        self._command = command
+        self._process: _PlanningWorker | None = None
+        self._starting = asyncio.Lock()
+        self._jobs: set[asyncio.Task[Reply]] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id; None if there is no process."""
+        return self._process.pid if self._process is not None else None
+
+    def submit(
+        self,
+        job: BaseJob,
+        *,
+        inputs: tuple[TensorRegion, ...] = (),
+        outputs: tuple[TensorRegion, ...] = (),
+    ) -> asyncio.Future[Reply]:
+        """Queue a job without tensors; the future raises `ComputeDiedError`."""
+        assert inputs == outputs == (), "this process has no arena"
+        running = asyncio.get_running_loop().create_task(self._run(job))
+        self._jobs.add(running)
+        running.add_done_callback(self._jobs.discard)
+        return running
+
+    async def _run(self, job: BaseJob) -> Reply:
+        try:
+            async with self._starting:
+                process = await self._alive()
+        except OSError as error:
+            raise ComputeDiedError(f"can't start the planning process: {error}") from error
+        return await process.submit(job)
+
+    async def _alive(self) -> _PlanningWorker:
+        if self._process is not None and self._process.ended.done():
+            await self._process.close()
+            self._process = None
+        if self._process is None:
+            self._process = await _PlanningWorker.start(
+                None, log_path=self._log_path, command=self._command
+            )
+            self._process.watch_over(Patience(self._config), lambda *_: None)
+        return self._process
+
+    async def close(self) -> None:
+        """End the process, and cancel all jobs."""
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        if self._process is not None:
+            self._process.kill()  # It holds nothing, and may be in the middle of a job.
+            await self._process.close()

@@ -7,23 +7,28 @@ from typing import Protocol, TypeVar
 
 from typing_extensions import override
 
-from decod.driver.arena import ArenaAllocator
-from decod.driver.compute import Compute, ComputeDiedError, JobError, Reply
-from decod.driver.fetching import ServedState, StateDisk, StateTransport, fetched_state
-from decod.driver.job_sizes import Sizes
+from decod.driver.arena import ArenaAllocator, CopyFile, Sizes, StateCopies, TensorRegion
+from decod.driver.compute import Compute, ComputeDiedError, JobError, PlanningProcess, Reply
+from decod.driver.fetching import (
+    STOPPED,
+    Requests,
+    ServedState,
+    StateDisk,
+    StateTransport,
+    fetched_state,
+    taken,
+)
 from decod.driver.machine_driver import JobTaker, MachineDriver
-from decod.driver.planning import PlanningProcess
-from decod.driver.requests import STOPPED, Requests, taken
-from decod.driver.state_copies import CopyFile, StateCopies, TensorRegion
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.context import Promise
+from decod.protocol.core.events import Event
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member
-from decod.protocol.facts import NodeFacts
+from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.protocol.node_machine import NodeMachine
 from decod.texts import clip, why_of
 from decod.train.checkpoint.description import Transfer
@@ -124,13 +129,17 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
     ) -> None:
         super().__init__(machine, compute, arena, sizes)
         self.facts = NodeFacts(machine)
-        self._on_note, self._on_run_complete = ports.on_note, ports.on_run_complete
-        self._on_work, self._keep_vote = ports.on_work, ports.keep_vote
+        self._on_note = ports.on_note
+        self._on_run_complete = ports.on_run_complete
+        self._on_work = ports.on_work
+        self._keep_vote = ports.keep_vote
         self._on_bans = ports.on_bans
         self.transfer: Transfer | None = None
         """Progress of the state that is being fetched; None if there is none."""
-        self.disk, self._transport = ports.disk, ports.transport
-        self._planning, self._copies = ports.planning, ports.copies
+        self.disk = ports.disk
+        self._transport = ports.transport
+        self._planning = ports.planning
+        self._copies = ports.copies
         self._start_s = self._clock()
         self._requests = Requests()
 
@@ -142,7 +151,8 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
 
     @override
     def _perform(self, effect: fx.Effect) -> None:  # noqa: C901 - one line an effect.
-        transport, term = self._transport, self.facts.view.term
+        transport = self._transport
+        term = self.facts.view.term
         match effect:
             case fx.Send(to, message, way):
                 transport.send(to, term, message, way)
@@ -244,7 +254,8 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         try:
             file = self._copies.create(num_bytes) if self._copies is not None else None
         except OSError as error:
-            file, problem = None, f": {why_of(error)}"
+            file = None
+            problem = f": {why_of(error)}"
         # A full disk need not keep a host with much memory from giving its state.
         region = file or self._arena.allocate(num_bytes)
         return region or f"no room for a copy of the state{problem}"
@@ -308,7 +319,8 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
             if not isinstance(region, str):
                 self._give_back(region)
             return clip(str(error), 200)
-        taken_copy, release = reply.result, partial(self._give_back, region)
+        taken_copy = reply.result
+        release = partial(self._give_back, region)
         return ServedState(taken_copy.iteration, taken_copy.manifest, region.view, release)
 
     def _keep_state(self, effect: fx.KeepState) -> None:
@@ -349,3 +361,48 @@ def _use_disk(
             disk.read_checkpoint(iteration)
         case fx.ReadKept(states):
             disk.read_kept(states)
+
+
+class CoreHandle:
+    """A node's core as the other parts of its daemon hold it, from before its start.
+
+    The core starts late, since its device must be measured first.
+    """
+
+    def __init__(self) -> None:
+        self._driver: NodeDriver | None = None
+
+    def attach(self, driver: NodeDriver) -> None:
+        """Stand for this driver's core from now on."""
+        self._driver = driver
+
+    @property
+    def driver(self) -> NodeDriver:
+        """The driver of a core that has started."""
+        assert self._driver is not None
+        return self._driver
+
+    @property
+    def started(self) -> bool:
+        return self._driver is not None
+
+    @property
+    def runs(self) -> bool:
+        """Return whether the core has started, and has not stopped."""
+        return self._driver is not None and not self._driver.stopped.done()
+
+    @property
+    def facts(self) -> NodeFacts | None:
+        """The facts that the core knows; None before it has started."""
+        return self._driver.facts if self._driver is not None else None
+
+    @property
+    def leading(self) -> LeaderFacts | None:
+        """The facts that the core knows as the leader; None if it does not lead, or has not
+        started."""
+        return self._driver.facts.leading if self._driver is not None else None
+
+    def post(self, event: Event) -> None:
+        """Step the core with an event if it runs."""
+        if self.runs:
+            self.driver.post(event)

@@ -136,7 +136,7 @@ class Receiver(Protocol):
 
 
 class _Sink(QuietSink):
-    """Where one fetch puts its state, and the chunks that this host has already."""
+    """The place where one fetch puts its state, and the chunks that this host has already."""
 
     def __init__(self, receiver: Receiver, *, is_whole: bool) -> None:
         self.buffers: list[StateBytes] = []
@@ -150,7 +150,8 @@ class _Sink(QuietSink):
 
     def take_from(self, copy: ServedState | None) -> None:
         """Take equal chunks from a copy of this node's own state from now on; None: no more."""
-        self._own, self._places = None, {}
+        self._own = None
+        self._places = {}
         if copy is not None:
             self._own = copy.data
             for chunk in parse_description(copy.manifest).chunks:
@@ -196,7 +197,8 @@ async def fetched_state(
         own: This node. If it is among the donors, this host's disk is tried first.
     """
     sink = _Sink(receiver, is_whole=wanted.with_optimizer)
-    text, reason = "", ""
+    text = ""
+    reason = ""
     copy = await _own_copy(receiver, sink) if wanted.alike else None
     progress = asyncio.get_running_loop().create_task(_show(receiver))
     others = replace(wanted, donors=tuple(node for node in wanted.donors if node != own))
@@ -278,3 +280,54 @@ async def _show(receiver: Receiver) -> None:
             ("left_s", None if found.left_s is None else round(found.left_s)),
         )
         receiver.note(fx.Note("state.progress", fields))
+
+
+# Open requests for copies of this node's state, which the machine answers later.
+
+STOPPED = "this node has stopped"
+
+
+class Requests:
+    """The open requests, by number."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._open: dict[int, asyncio.Future[ServedState | str]] = {}
+
+    def open(self) -> "tuple[int, asyncio.Future[ServedState | str]]":
+        """Open a request; return its number and the future of its answer."""
+        request_id = self._next
+        future = asyncio.get_running_loop().create_future()
+        self._next += 1
+        self._open[request_id] = future
+        return request_id, future
+
+    def answer(self, request_id: int, answer: ServedState | str) -> bool:
+        """Answer a request; return False if its caller was cancelled."""
+        future = self._open.pop(request_id)
+        if future.cancelled():
+            return False
+        future.set_result(answer)
+        return True
+
+    def close(self) -> None:
+        """Answer all open requests with the reason that this node has stopped."""
+        for future in self._open.values():
+            if not future.done():
+                future.set_result(STOPPED)
+
+
+async def taken(future: "asyncio.Future[ServedState | str]") -> ServedState | str:
+    """Return a future's result. If the caller is cancelled, release a copy that comes later."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_release)
+        raise
+
+
+def _release(future: "asyncio.Future[ServedState | str]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        state = future.result()
+        if isinstance(state, ServedState):
+            state.release()

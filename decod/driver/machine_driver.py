@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.arena import (
+    ArenaAllocator,
+    ArenaRegion,
+    CopyFile,
+    Sizes,
+    TensorRegion,
+    output_bytes,
+)
 from decod.driver.compute import Compute, JobError, Reply
 from decod.driver.event_loop import RunningLoop
-from decod.driver.job_sizes import Sizes, output_bytes
-from decod.driver.state_copies import CopyFile, TensorRegion
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
@@ -39,7 +44,7 @@ class SteppedMachine(Protocol[EventT, EffectT]):
 
     @property
     def deadline_s(self) -> float | None:
-        """When the machine wants to be woken."""
+        """The instant when the machine wants to be woken."""
 
     def start(self, now_s: float) -> Sequence[EffectT]:
         """Begin."""
@@ -78,7 +83,10 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         arena: ArenaAllocator,
         sizes: Sizes,
     ) -> None:
-        self._machine, self._compute, self._arena, self._sizes = machine, compute, arena, sizes
+        self._machine = machine
+        self._compute = compute
+        self._arena = arena
+        self._sizes = sizes
         self.stopped: asyncio.Future[fx.Stop] = asyncio.get_running_loop().create_future()
         self._clock = asyncio.get_running_loop().time
         self._lost_s = self._now_lost_s()
@@ -115,7 +123,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     @property
     def compute_s(self) -> float:
-        """How long the compute process has worked, in seconds."""
+        """The time that the compute process has worked, in seconds."""
         return self._compute_s
 
     def _perform(self, effect: MachineEffectT) -> None:

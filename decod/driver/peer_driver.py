@@ -8,11 +8,10 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from decod.driver.arena import ArenaAllocator, ArenaRegion
+from decod.driver.arena import ArenaAllocator, ArenaRegion, Sizes
 from decod.driver.compute import Compute
-from decod.driver.job_sizes import Sizes
+from decod.driver.fetching import STOPPED
 from decod.driver.machine_driver import MachineDriver
-from decod.driver.requests import STOPPED
 from decod.ids import NodeId, TensorId
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.peer import PeerMachine
@@ -116,7 +115,9 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
 
     @override
     def _perform(self, effect: lp.PeerEffect) -> None:  # noqa: C901 - one line an effect.
-        transport, tell, term = self._ports.transport, self._ports.tell_loop, self.peer.company.term
+        transport = self._ports.transport
+        tell = self._ports.tell_loop
+        term = self.peer.company.term
         match effect:
             case fx.Send(to, message):
                 transport.send(to, term, message)
@@ -249,7 +250,8 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
             found.release()
             return
         self.post(lp.StateCame(effect.height))
-        self._loading, self._num_loads = (effect.height, found), self._num_loads + 1
+        self._loading = (effect.height, found)
+        self._num_loads = self._num_loads + 1
         self._ports.tell_loop(
             "load_state",
             request=self._num_loads,
@@ -275,14 +277,16 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
     def refused(self, reason: str) -> None:
         """The loop can't use the state that came."""
         assert self._loading is not None
-        (height, found), self._loading = self._loading, None
+        (height, found) = self._loading
+        self._loading = None
         found.release()
         self.post(lp.LoadRefused(height, clip(reason, 200)))
 
     def loaded(self) -> None:
         """The loop has loaded a state."""
         assert self._loading is not None
-        (height, found), self._loading = self._loading, None
+        (height, found) = self._loading
+        self._loading = None
         if self._guided:
             self._guide(found)
         found.release()

@@ -28,9 +28,8 @@ import psutil
 from decod import __version__
 from decod.daemon.control import SOCKET_NAME
 from decod.daemon.node_folder import is_in_use, nearest_folder
-from decod.durable import replace_durably
 from decod.errors import DISTRIBUTION, HardwareError
-from decod.files import read_beginning, read_end
+from decod.files import read_beginning, read_end, replace_durably
 from decod.host_limits import num_processors
 from decod.insight.redaction import Redactor, lines_of_keys
 from decod.journal.journal_file import FOLDER, NUM_FILES, JournalFile

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decod.base32 import from_base32
+from decod.clocks import wall_clock
 from decod.config.schema import Manifest
 from decod.daemon.control import ask
 from decod.daemon.member_admission import (
@@ -28,12 +28,11 @@ from decod.insight.network_checks import RunningNode, RunSeen, TriedReach
 from decod.membership.identity import kept_identity, new_identity
 from decod.membership.papers import Membership
 from decod.net.ask import HelloInfo, HelloRequest, hello
-from decod.net.enrolment import Enrollee
+from decod.net.enrolment import Enrollee, visit
 from decod.net.join_string import JoinString
-from decod.net.visit import visit
 from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
-from decod.wall_clock import wall_clock
+from decod.texts import from_base32
 
 _ANSWER_TIMEOUT_S = 5.0
 """Of the node on this host."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from decod.clocks import wall_clock
 from decod.insight.why_evidence import Explanation, Figure, NodeRecords, WhyQuestion
 from decod.insight.why_removed import is_back, last_end, last_removal, text_of, why_removed
 from decod.insight.why_slow import (
@@ -19,7 +20,6 @@ from decod.insight.why_slow import (
 from decod.journal.told_status import mapping_in, sequence_in
 from decod.protocol.core.effects import StopReason
 from decod.texts import clean_text, span
-from decod.wall_clock import wall_clock
 
 BUSY_SHARE = 0.5
 """A device that computes for this share of the time is not idle."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from decod.clocks import wall_clock
 from decod.insight.why_evidence import Explanation, Figure, LogEvent, NodeRecords, WhyQuestion
 from decod.journal.event_specs import render_note
 from decod.journal.told_status import mapping_in, sequence_in
 from decod.protocol.core.effects import StopReason
 from decod.texts import clean_text, span
-from decod.wall_clock import wall_clock
 
 RECENT_S = 600.0
 """A removal of this age still applies although the node is back, as in `decod status`."""

@@ -16,8 +16,7 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from decod.durable import replace_durably
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.journal.credit import CreditRows, RunCredit
 from decod.texts import clean_text
 

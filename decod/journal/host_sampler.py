@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 
+from decod.clocks import wall_clock
 from decod.journal.records import HostRow
-from decod.wall_clock import wall_clock
 
 _SUMMED = ("rss", "vms", "shared", "text", "data", "lib", "dirty")
 

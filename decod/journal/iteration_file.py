@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from decod.durable import replace_durably, sync_folder
+from decod.files import replace_durably, sync_folder
 from decod.journal.step_metrics import STEP_METRIC_NAMES
 
 FILE_NAME = "iterations.csv"

@@ -15,9 +15,9 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from decod.clocks import wall_clock
 from decod.tasks import cancelled, in_thread
 from decod.texts import why_of
-from decod.wall_clock import wall_clock
 
 T = TypeVar("T")
 

@@ -19,17 +19,16 @@ from typing import Any
 
 from typing_extensions import override
 
-from decod.durable import replace_durably
+from decod.clocks import wall_clock
 from decod.errors import ConfigError, MalformedMessageError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import NodeId
 from decod.membership.credential import Credential, Statement, parse_statement
 from decod.membership.identity import name_of
 from decod.protocol.core.bans import NO_BANS, BanList
 from decod.protocol.core.messages.membership_messages import BANS_SIZE_MAX_BYTES
 from decod.protocol.core.view import Role
-from decod.strict_json import no_constant, unique
-from decod.wall_clock import wall_clock
+from decod.texts import no_constant, unique
 from decod.wire import validate
 
 BANS_MAX = 1000
@@ -56,10 +55,10 @@ class Ban:
 
     node: NodeId
     reason: str
-    """Why, for people: at most 200 printable characters. May be empty."""
+    """The reason, for people: at most 200 printable characters. May be empty."""
     made_s: int
     until_s: int | None
-    """When it ends; None if never."""
+    """The instant when it ends; None if never."""
     by: NodeId
     """The data node that has made it."""
 
@@ -106,11 +105,13 @@ class BanBook:
     def __init__(
         self, root: bytes, folder: Path | None, clock: Callable[[], float] = wall_clock
     ) -> None:
-        self._root, self._clock = root, clock
+        self._root = root
+        self._clock = clock
         self._path = None if folder is None else folder / _FILE
         self._signed = None if self._path is None else _load(self._path, root)
         self._bans = _by_node(self._signed)
-        self._keeping, self._kept = Lock(), self.version
+        self._keeping = Lock()
+        self._kept = self.version
 
     # --- who is banned ------------------------------------------------------------------------
 
@@ -169,7 +170,8 @@ class BanBook:
             ConfigError: It can't be written (E-CFG-081).
         """
         with self._keeping:
-            path, signed = self._path, self._signed
+            path = self._path
+            signed = self._signed
             if path is None or signed is None or signed.version == self._kept:
                 return
             text = json.dumps({"statement": signed.statement.hex()})
@@ -223,7 +225,8 @@ class BanBook:
             state: As in `ban`.
             term: As in `ban`.
         """
-        theirs, now_s = _parse(bans.statement, self._root, now_s=None), self._clock()
+        theirs = _parse(bans.statement, self._root, now_s=None)
+        now_s = self._clock()
         others = [ban for ban in theirs.bans if ban.node != own and ban.holds(now_s)]
         return self._issue(others, state, term, after=theirs.version)
 
@@ -238,7 +241,9 @@ class BanBook:
         signed = self._signed
         if signed is None:
             return None
-        author, now_s, bans = signed.author, self._clock(), self.all()
+        author = signed.author
+        now_s = self._clock()
+        bans = self.all()
         ends = author.expires_s < min(own.expires_s, now_s + _RENEWED_BEFORE_S)
         return self._issue(bans, state, term) if ends or len(bans) < len(self._bans) else None
 

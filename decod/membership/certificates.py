@@ -51,9 +51,9 @@ DATA_NAME = "data.peer.decod"
 _DATA_RENEWAL_NAME = "data.renew.decod"
 
 _ALWAYS = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC))
-"""How long trust anchors last: it is the token or the run that ends."""
+"""The time that trust anchors last: it is the token or the run that ends."""
 CLOCK_TOLERANCE_S = 7200.0
-"""How far a certificate reaches back, for hosts whose clocks are behind the issuer's."""
+"""The time that a certificate reaches back, for hosts whose clocks are behind the issuer's."""
 
 _ROOT = "root.decod"
 _ISSUER = "issuer."
@@ -61,7 +61,7 @@ _TOKEN = "token."  # noqa: S105 - a prefix of names, not a secret.
 
 
 class Purpose(Enum):
-    """What a certificate is good for: the last part of the name in it."""
+    """The purpose of a certificate: the last part of the name in it."""
 
     PEER = "peer.decod"
     RENEWAL = "renew.decod"
@@ -75,7 +75,8 @@ def peer_name(node: NodeId) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """What a node shows in a TLS handshake, and whom it believes. All as PEM."""
+    """The certificate that a node shows in a TLS handshake, and those that it believes. All as
+    PEM."""
 
     key: bytes
     """The private key."""

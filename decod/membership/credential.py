@@ -70,7 +70,8 @@ class Credential:
         Raises:
             MalformedMessageError: It does not, or not any more.
         """
-        issuer, by_root = self.issuer, self.issuer is None
+        issuer = self.issuer
+        by_root = self.issuer is None
         if by_root != (self.role is Role.DATA) or (issuer is not None and issuer.issuer):
             allowed = "the root's word for a data node, or a data node's for a volunteer"
             raise validate.malformed("credential.role", self.role.value, allowed=allowed)

@@ -22,10 +22,10 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from decod.base32 import base32
 from decod.errors import ConfigError
 from decod.files import open_ordinary
 from decod.ids import NodeId
+from decod.texts import base32
 
 KEY_FILE = "identity.key"
 KEY_SIZE_MAX_BYTES = 1024

@@ -17,10 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ec import (
 )
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from decod.base32 import base32
-from decod.durable import replace_durably
 from decod.errors import ConfigError, MalformedMessageError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import NodeId
 from decod.membership.ban_list import BanBook
 from decod.membership.certificates import (
@@ -40,7 +38,7 @@ from decod.membership.credential import (
 )
 from decod.membership.identity import HostKey
 from decod.protocol.core.view import Role
-from decod.strict_json import unique
+from decod.texts import base32, unique
 
 _FILE = "papers.json"
 _SIZE_MAX_BYTES = 64 * 1024
@@ -48,12 +46,12 @@ _SIZE_MAX_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperTerms:
-    """How long proofs of membership last, in seconds. A node renews them earlier."""
+    """The time that proofs of membership last, in seconds. A node renews them earlier."""
 
     certificate_s: float = 24 * 3600.0
     """A certificate and a volunteer's credential."""
     renewal_s: float = 14 * 24 * 3600.0
-    """How long a node can have been away and still come back without a token."""
+    """The time that a node can have been away and still come back without a token."""
     issuing_s: float = 30 * 24 * 3600.0
     """A data node's credential and issuing certificate."""
 
@@ -65,7 +63,7 @@ RENEWS_AFTER = 2 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Papers:
-    """What proves a membership. A renewal replaces all of it."""
+    """The proofs of a membership. A renewal replaces all of it."""
 
     tls_key: EllipticCurvePrivateKey
     credential: Credential
@@ -74,7 +72,7 @@ class Papers:
     renewal_chain: bytes
     """A certificate that lasts longer, and its issuer's, as PEM: it renews after a long sleep."""
     issued_s: float
-    """When they were issued, in seconds of the Unix epoch on this host's clock."""
+    """The instant when they were issued, in seconds of the Unix epoch on this host's clock."""
     issuer: Issuer | None = None
     """A data node's means to admit others."""
 
@@ -85,7 +83,7 @@ class Papers:
 
     @property
     def renews_s(self) -> float:
-        """When to renew them, in seconds of the Unix epoch."""
+        """Return the instant when to renew them, in seconds of the Unix epoch."""
         return self.issued_s + RENEWS_AFTER * (self.expires_s - self.issued_s)
 
 
@@ -112,12 +110,15 @@ class Membership:
         *,
         root_key: HostKey | None = None,
     ) -> None:
-        self.root, self.host, self.papers, self.root_key = root, host, papers, root_key
+        self.root = root
+        self.host = host
+        self.papers = papers
+        self.root_key = root_key
         self.on_renewed: list[Callable[[], None]] = []
         """Called after each renewal."""
         self.folder = folder
         self.bans = BanBook(root, folder)
-        """Who is banned from the run."""
+        """The bans of the run."""
         self._anchor = root_anchor(root)
 
     @property
@@ -130,12 +131,13 @@ class Membership:
 
     @property
     def tls(self) -> TlsIdentity:
-        """What this node shows to other members."""
+        """The certificate that this node shows to other members."""
         return self._tls(self.papers.chain)
 
     @property
     def renewal_tls(self) -> TlsIdentity:
-        """What this node shows to ask for new papers after the old ones have expired."""
+        """The certificate that this node shows to ask for new papers after the old ones have
+        expired."""
         return self._tls(self.papers.renewal_chain)
 
     def _tls(self, chain: bytes) -> TlsIdentity:

@@ -24,14 +24,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from decod.durable import replace_durably
 from decod.errors import MalformedMessageError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import NodeId, RunId
 from decod.membership.credential import Statement, parse_statement
 from decod.membership.papers import Membership
 from decod.protocol.core.view import Role
-from decod.strict_json import no_constant, unique
+from decod.texts import no_constant, unique
 from decod.wire import validate
 
 RECEIPTS_FILE = "receipts"
@@ -45,10 +44,11 @@ _KIND = "receipt"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a member has done in some committed iterations."""
+    """The work of a member in some committed iterations."""
 
     since_ms: int
-    """When the count began, in milliseconds of the Unix epoch: it names the issuer's period."""
+    """The instant when the count began, in milliseconds of the Unix epoch: it names the issuer's
+    period."""
     first_iteration: int
     last_iteration: int
     num_microbatches: int
@@ -79,12 +79,12 @@ class Receipt:
 
     @property
     def is_own_word(self) -> bool:
-        """Whether a data node speaks of itself."""
+        """Return whether a data node speaks of itself."""
         return self.issuer == self.holder
 
     @property
     def period(self) -> tuple[str, ...]:
-        """What receipts have in common of which only one counts."""
+        """The key that receipts share of which only one counts."""
         return (self.run_id, self.holder, self.issuer, str(self.work.since_ms))
 
     @override
@@ -128,7 +128,8 @@ def check_receipt(statement: Statement, root: bytes) -> Receipt:
     Raises:
         MalformedMessageError: It is no receipt, or nobody who may has written it like that.
     """
-    credential, body = statement.credential, statement.body
+    credential = statement.credential
+    body = statement.body
     credential.check(root, None)
     if credential.role is not Role.DATA:
         raise validate.malformed("issuer", credential.node_id, allowed="a data node")
@@ -161,7 +162,8 @@ def _said_by(issuer: NodeId, statement: Statement) -> Receipt:
     try:
         said = json.loads(statement.body, object_pairs_hook=unique, parse_constant=no_constant)
         work = Work(**{each.name: _number(each.name, said[each.name]) for each in fields(Work)})
-        run_id, holder = str(said["run_id"]), str(said["holder"])
+        run_id = str(said["run_id"])
+        holder = str(said["holder"])
         issued_s = _number("issued_s", said["issued_s"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise validate.malformed("receipt", statement.body, allowed="a receipt's JSON") from error
@@ -230,7 +232,8 @@ def _size(receipt: Receipt) -> int:
 
 def _row(receipts: list[Receipt]) -> dict[str, Any]:
     """Return what one data node says of one member in one run, in one or several periods."""
-    first, work = receipts[0], receipts[0].work
+    first = receipts[0]
+    work = receipts[0].work
     for receipt in receipts[1:]:
         work += receipt.work
     return {

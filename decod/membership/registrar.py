@@ -29,7 +29,7 @@ from decod.wire import validate
 
 
 class Refusal(Enum):
-    """Why a node does not become a member."""
+    """The reasons why a node does not become a member."""
 
     NOT_LEADER = "another node counts the uses of tokens"
     TOKEN_SPENT = "its token lets nobody in any more"  # noqa: S105 - not a secret.
@@ -51,7 +51,7 @@ class EnrollRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What makes a node a member. A data node makes its certificates itself."""
+    """The papers that make a node a member. A data node makes its certificates itself."""
 
     credential: Credential
     chain: bytes = b""
@@ -170,8 +170,11 @@ class Registrar:
         return self._volunteer_grant(caller, request.public)
 
     def _volunteer_grant(self, caller: Caller, public: bytes) -> Grant:
-        own, now_s, key = self.membership, self.clock(), public_from_der(caller.key)
-        issuer, credential = own.papers.issuer, own.papers.credential
+        own = self.membership
+        now_s = self.clock()
+        key = public_from_der(caller.key)
+        issuer = own.papers.issuer
+        credential = own.papers.credential
         assert issuer is not None, "a data node can issue"
         chain, renewal_chain = chains_of(issuer, caller.node_id, key, self.terms, now_s)
         expires_s = int(now_s + self.terms.certificate_s)

@@ -1,27 +1,80 @@
-"""The join tokens that a data node knows: their public halves, and how often each may be used.
+"""Join tokens: whoever holds one may become a member.
 
-All data nodes of a run know the same tokens, a few seconds after each change. So whoever is elected
-leader goes on counting. Two records of a token merge into one in any order: who has used it by one
-of them has used it, and it is revoked if one of them says so.
+A token is a secret of 160 bits. It is the seed of an Ed25519 key, and its holder proves that it has
+the key by signing a TLS certificate with it. So the secret itself is never sent. A data node keeps
+only the public half, with which nobody can join, and how often the token may be used.
 """
 
 import hashlib
 import json
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from decod.durable import replace_durably
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from typing_extensions import override
+
 from decod.errors import ConfigError, MalformedMessageError
-from decod.files import read_beginning
+from decod.files import read_beginning, replace_durably
 from decod.ids import NodeId
 from decod.membership.certificates import token_anchor
 from decod.membership.credential import PUBLIC_KEY_SIZE_BYTES
-from decod.membership.token import Token, id_of
 from decod.protocol.core.view import Role
-from decod.strict_json import no_constant, unique
+from decod.texts import base32, no_constant, unique
 from decod.wire import validate
+
+SECRET_SIZE_BYTES = 20
+ID_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class Token:
+    """A join token, as its holder has it. Do not log it."""
+
+    role: Role
+    """The role in which its holder may join."""
+    secret: bytes
+
+    @staticmethod
+    def new(role: Role) -> "Token":
+        """Return a token that nobody else has."""
+        return Token(role, secrets.token_bytes(SECRET_SIZE_BYTES))
+
+    @override
+    def __repr__(self) -> str:
+        return f"Token({self.role}, {self.id})"
+
+    @cached_property
+    def key(self) -> Ed25519PrivateKey:
+        """The key of which the secret is the seed. It differs for each role."""
+        seed = b"decod token 1\0" + self.role.value.encode() + b"\0" + self.secret
+        return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(seed).digest())
+
+    @cached_property
+    def public(self) -> bytes:
+        """The public half of the key."""
+        return self.key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+    @cached_property
+    def id(self) -> str:
+        """A short name, which is no secret."""
+        return id_of(self.public)
+
+
+def id_of(public: bytes) -> str:
+    """Return the id of the token with this public key."""
+    return base32(hashlib.sha256(public).digest())[:ID_LENGTH]
+
+
+# The join tokens that a data node knows: their public halves, and how often each may be used.
+#
+# All data nodes of a run know the same tokens, a few seconds after each change. So whoever is
+# elected leader goes on counting. Two records of a token merge into one in any order: who has
+# used it by one of them has used it, and it is revoked if one of them says so.
 
 USES_MAX = 1000
 TOKENS_MAX = 256
@@ -53,7 +106,7 @@ class TokenRecord:
     expires_s: float
     """Seconds of the Unix epoch."""
     uses: int
-    """How many nodes may join with it."""
+    """The number of nodes that may join with it."""
     used_by: tuple[NodeId, ...] = ()
     """The nodes that have joined with it. Each may ask again."""
     revoked: bool = False
@@ -61,7 +114,8 @@ class TokenRecord:
 
     @property
     def forgotten_s(self) -> float:
-        """When it is forgotten, in seconds of the Unix epoch. Until then a refusal has a reason."""
+        """The instant when it is forgotten, in seconds of the Unix epoch. Until then a refusal has
+        a reason."""
         return self.expires_s + _REMEMBERED_S
 
     def is_live(self, now_s: float) -> bool:
@@ -255,7 +309,8 @@ def _age(record: TokenRecord) -> float:
 
 def pack_records(records: Iterable[TokenRecord]) -> bytes:
     """Return records as they travel. What does not fit goes with the next batch."""
-    packed, size_bytes = list[str](), 2
+    packed = list[str]()
+    size_bytes = 2
     for record in records:
         text = json.dumps(asdict(record))
         size_bytes += len(text) + 1

@@ -15,13 +15,19 @@ from typing import Any, Protocol
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from decod.damage import BEGINNING_BYTES, find_damage, is_cut_json
 from decod.errors import DataError
-from decod.files import open_ordinary, read_beginning, read_pieces
+from decod.files import (
+    BEGINNING_BYTES,
+    find_damage,
+    is_cut_json,
+    open_ordinary,
+    read_beginning,
+    read_pieces,
+)
 from decod.model.hf import config_from_hf
 from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
 from decod.run.model_config import ModelConfig, ModelDtype
-from decod.strict_json import unique
+from decod.texts import unique
 from decod.texts import why_of
 
 _JSON_SIZE_MAX_BYTES = 64 << 20

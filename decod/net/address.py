@@ -9,7 +9,7 @@ Address = tuple[str, int]
 """Host and port, as sockets take them."""
 
 LOCAL = "unix-abstract:"
-"""Begins the address of a local socket that leads to a node which nobody can dial."""
+"""The beginning of the address of a local socket that leads to a node which nobody can dial."""
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
 

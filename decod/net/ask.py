@@ -1,21 +1,26 @@
 """Questions to a node over a connection of their own: which run it is in, and the run's status."""
 
-from dataclasses import dataclass
+import asyncio
+import math
+import socket
+from collections import OrderedDict
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import grpc
 import grpc.aio
 
-from decod.errors import NetworkError, RejectedError
+from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME, TlsIdentity, peer_name
-from decod.membership.charter import check_charter
 from decod.membership.credential import Statement, statement_from
 from decod.membership.papers import Membership
 from decod.membership.receipts import ReceiptAnswer
+from decod.membership.statements import check_charter
 from decod.net import channel
 from decod.net.address import LOCAL, split_address
-from decod.net.failure import failed_call, other_run, other_version, shared_identity
+from decod.net.channel import UNPROVEN, failed_call, other_run, other_version, shared_identity
 from decod.net.net_limits import LIMITS, Limits
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.wire import codec, validate
@@ -38,7 +43,7 @@ class HelloRequest:
     start: int = 0
     """Drawn at each start of its daemon; 0 if it does not say."""
     twin_address: str = ""
-    """Where it has found another host with the identity of the node that it asks; may be empty."""
+    """The address of another host with the identity of the node that it asks; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +64,8 @@ class HelloInfo:
     observed_address: str = ""
     """IP address of the asker as the node sees it. The server fills it in."""
     unreached: str = ""
-    """Why the asker can't be reached at its address, for its operator. Empty if it was reached, or
-    if no node has tried. The server fills it in."""
+    """The reason why the asker can't be reached at its address, for its operator. Empty if it was
+    reached, or if no node has tried. The server fills it in."""
     clock_s: float = 0.0
     """The node's wall clock, in seconds of the Unix epoch. The server fills it in."""
     start: int = 0
@@ -69,12 +74,13 @@ class HelloInfo:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a node has found out about another that wants to be let in."""
+    """The findings of a node about another that wants to be let in."""
 
     unreached: str = ""
-    """Why it can't be reached at its address; empty if it can, or if that was not tried."""
+    """The reason why it can't be reached at its address; empty if it can, or if that was not
+    tried."""
     twin_address: str = ""
-    """Where another host has its identity, and was there first; empty if none is known."""
+    """The address of another host that had its identity first; empty if none is known."""
 
 
 class Asker(Protocol):
@@ -86,7 +92,7 @@ class Asker(Protocol):
 
     @property
     def tls(self) -> TlsIdentity:
-        """What it shows, and whom it believes."""
+        """The certificate that it shows, and those that it believes."""
 
 
 async def hello(
@@ -174,7 +180,8 @@ def _checked_info(
     if manifest_size_bytes > limits.manifest_size_max_bytes:
         allowed = f"at most {limits.manifest_size_max_bytes} bytes"
         raise validate.malformed("manifest_json", f"{manifest_size_bytes} bytes", allowed=allowed)
-    leader, leader_address = None, ""
+    leader = None
+    leader_address = ""
     if response.leader_id:
         leader = validate.node_id("leader_id", response.leader_id)
         leader_address = validate.address("leader_address", response.leader_address)
@@ -284,3 +291,135 @@ async def _ask(
         except grpc.aio.AioRpcError as error:
             raise failed_call(address, error) from error
     return answer
+
+
+# Dial a node at the address that it gives for itself, before it is let in.
+#
+# A node behind a firewall can reach others, so it looks fine from its own side. Before a node is
+# let in, another dials it back, and describes any failure in words for its operator.
+
+_FOUND_MAX = 1024
+
+_ANOTHER = "another node answers there"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """The findings of a dial."""
+
+    unreached: str = ""
+    """The reason why the node can't be reached, for its operator; empty if it can."""
+    start: int = 0
+    """The number of its daemon's start; 0 if it can't be reached."""
+
+
+class DialBack:
+    """Dials to nodes, one at a time for each node and address.
+
+    Args:
+        run_id: The run that the dialled nodes must be in.
+        membership: That of the node that dials.
+        limits: Timeouts, and the number of dials at a time.
+    """
+
+    def __init__(self, run_id: RunId, membership: Membership, limits: Limits = LIMITS) -> None:
+        self._request = HelloRequest(run_id=run_id, sender=membership.node_id)
+        self._membership = membership
+        self._limits = limits
+        self._dials: dict[tuple[NodeId, str, str], asyncio.Task[Dialled]] = {}
+        """By node, address, and what the node is told of a twin."""
+        self._found: OrderedDict[tuple[NodeId, str], tuple[float, Dialled]] = OrderedDict()
+        """The instant when each node was last reached at its address, on the loop's clock."""
+
+    async def dial(self, node: NodeId, address: str, start: int = 0) -> Dialled | None:
+        """Dial `node` at `address`, unless it was reached there within `dial_again_s`.
+
+        Args:
+            node: The node.
+            address: Where it says that it is.
+            start: The start of its daemon that it must have been. 0: any.
+
+        Returns:
+            What was found. None if the dial was cancelled, because too many others came after it.
+        """
+        key = (node, address)
+        now_s = asyncio.get_running_loop().time()
+        at_s, known = self._found.get(key, (-math.inf, Dialled()))
+        if now_s - at_s < self._limits.dial_again_s and start in (0, known.start):
+            return known
+        dialled = await self.dial_anew(node, address)
+        if dialled is not None and not dialled.unreached:
+            self._found.pop(key, None)
+            self._found[key] = (asyncio.get_running_loop().time(), dialled)
+            if len(self._found) > _FOUND_MAX:
+                self._found.popitem(last=False)
+        return dialled
+
+    async def dial_anew(self, node: NodeId, address: str, twin_address: str = "") -> Dialled | None:
+        """Dial `node` at `address`, even if it was reached there a moment ago; else as `dial`.
+
+        Args:
+            node: The node.
+            address: Where it was last; or the local socket that leads to it.
+            twin_address: It is told that another host has its identity there. Empty: it is not.
+        """
+        key = (node, address, twin_address)
+        if key not in self._dials:
+            if len(self._dials) >= self._limits.dials_max:
+                # A reachable node answers long before its dial is the oldest.
+                next(iter(self._dials.values())).cancel()
+            self._dials[key] = asyncio.create_task(self._dial(*key))
+            self._dials[key].add_done_callback(lambda _: self._dials.pop(key))
+        dial = self._dials[key]
+        # Others may wait for the same dial, so a cancelled caller must not cancel it.
+        await asyncio.wait({dial})
+        return None if dial.cancelled() else dial.result()
+
+    async def close(self) -> None:
+        """Cancel all dials and wait until they have ended."""
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        await asyncio.gather(*dials, return_exceptions=True)
+
+    async def _dial(self, node: NodeId, address: str, twin_address: str) -> Dialled:
+        try:
+            async with asyncio.timeout(self._limits.dial_timeout_s):
+                if not address.startswith(LOCAL):
+                    await _connect(address)
+                answered = await hello(
+                    address,
+                    replace(self._request, twin_address=twin_address),
+                    self._membership,
+                    name=peer_name(node),
+                    limits=self._limits,
+                )
+        except (OSError, DecodError) as error:
+            return Dialled(self._reason_of(error))
+        # Its certificate has proven who it is: what it says must agree with that.
+        return Dialled(start=answered.start) if answered.node_id == node else Dialled(_ANOTHER)
+
+    def _reason_of(self, error: OSError | DecodError) -> str:
+        match error:
+            case TimeoutError():
+                seconds = f"{self._limits.dial_timeout_s:g} s"
+                return f"no answer within {seconds}, so a firewall or router may be in the way"
+            case ConnectionRefusedError():
+                return "nobody listens there"
+            case socket.gaierror():
+                return "that name is unknown"
+            case OSError():
+                return f"the system says: {error.strerror or error}"
+            case RejectedError():
+                if error.code == UNPROVEN:
+                    return _ANOTHER
+                return "a node of another run, or another release, answers there"
+        return "somebody listens there, but does not answer as a node does"
+
+
+async def _connect(address: str) -> None:
+    """Open a connection and close it. The system's errors say more than gRPC's."""
+    _, writer = await asyncio.open_connection(*split_address(address))
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()

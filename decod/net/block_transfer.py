@@ -14,8 +14,8 @@ from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import DATA_NAME, TlsIdentity
 from decod.net import channel
-from decod.net.connected_peer import Context, require_caller
-from decod.net.failure import failed_call
+from decod.net.channel import failed_call
+from decod.net.door import Context, require_caller
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate_caps import Lane, Pace
 from decod.wire import codec, validate

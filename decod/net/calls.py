@@ -18,14 +18,13 @@ import grpc
 import grpc.aio
 from typing_extensions import override
 
+from decod.clocks import wall_clock
 from decod.errors import DecodError, MalformedMessageError
 from decod.membership.ban_list import BanBook
 from decod.membership.certificates import Caller, Purpose
 from decod.net import channel
-from decod.net.connected_peer import Context, caller_in, host_of, proven_id
-from decod.net.door import Door
+from decod.net.door import Context, Door, caller_in, host_of, proven_id
 from decod.net.net_limits import Limits
-from decod.wall_clock import wall_clock
 from decod.wire import validate
 
 _log = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ Called = Callable[[object, Context], Awaitable[T]]
 
 
 class Who(Enum):
-    """Who may call a method. The certificate of the connection decides."""
+    """The callers that a method allows. The certificate of the connection decides."""
 
     MEMBER = auto()
     DATA_NODE = auto()
@@ -52,7 +51,8 @@ class RefusedCallError(Exception):
 
     def __init__(self, status: grpc.StatusCode, details: str) -> None:
         super().__init__(details)
-        self.status, self.details = status, details
+        self.status = status
+        self.details = details
 
 
 class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs' class takes one.

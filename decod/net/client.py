@@ -20,11 +20,12 @@ from typing import Any, Protocol
 
 import grpc.aio
 
+from decod.clocks import Stopwatch, wall_clock
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
-from decod.membership.passing import WayProofs
+from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate_caps import Pace
@@ -40,13 +41,11 @@ from decod.planner.cost import transfer_rate
 from decod.protocol.core.events import SendFailed
 from decod.protocol.core.messages import LinkProbe, Message, WithTensor
 from decod.protocol.core.messages.scopes import Way
-from decod.stopwatch import Stopwatch
-from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 
 _OLD_CHANNEL_S = 60.0
-"""How long calls on a channel may last after another has taken its place."""
+"""The time that calls on a channel may last after another has taken its place."""
 
 _NUM_PROBE_TRIPS = 3
 """Empty round trips before a probe's bytes. The first does not count: it may open the channel."""
@@ -178,7 +177,9 @@ class PeerClient:
 
     def _open(self, node: NodeId, address: str) -> tuple[grpc.aio.Channel, grpc.aio.Channel]:
         """Return new channels to a node: for control, and for tensors."""
-        shown, name, limits = self._membership.tls, peer_name(node), self._limits
+        shown = self._membership.tls
+        name = peer_name(node)
+        limits = self._limits
         control = channel.open_channel(address, limits, shown, name)
         return control, channel.open_channel(address, limits, shown, name)
 
@@ -284,7 +285,8 @@ class PeerClient:
     async def close(self) -> None:
         """Cancel all sends and close all channels. No callback is called for what is dropped."""
         self._closed = True
-        peers, self._peers = list(self._peers.values()), {}
+        peers = list(self._peers.values())
+        self._peers = {}
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -325,7 +327,8 @@ class PeerClient:
     ) -> None:
         if not self._closed:
             token = item.token if isinstance(item, OutgoingTensor) else None
-            reason, fault = str(error), error.fault
+            reason = str(error)
+            fault = error.fault
             failed = SendFailed(
                 to, item.message, reason, way=item.way, fault=fault, gone=error.gone
             )

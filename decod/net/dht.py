@@ -24,14 +24,13 @@ from typing import Any
 
 from kademlia.node import Node
 
+from decod.clocks import wall_clock
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
-from decod.membership.authors import Authors, everybody
 from decod.membership.papers import Membership
+from decod.membership.statements import Authors, everybody
 from decod.net.address import Address, join_address, split_address
-from decod.net.counters import Counters
-from decod.net.dht_datagram import run_tag
-from decod.net.dht_limits import DhtLimits
+from decod.net.dht_datagram import Sessions, run_tag
 from decod.net.dht_protocol import DhtProtocol
 from decod.net.dht_record import (
     LEADER,
@@ -45,9 +44,8 @@ from decod.net.dht_record import (
     record_key,
     record_statement,
 )
-from decod.net.dht_session import Sessions
-from decod.net.dht_table import ContactTable
-from decod.wall_clock import wall_clock
+from decod.net.dht_table import ContactTable, DhtLimits
+from decod.net.net_limits import Counters
 
 _log = logging.getLogger(__name__)
 
@@ -66,14 +64,14 @@ def _nobody() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DhtPorts:
-    """What the DHT takes from the node around it."""
+    """The things that the DHT takes from the node around it."""
 
     clock: Callable[[], float] = wall_clock
     """Returns seconds of the Unix epoch. The clocks of two hosts may differ by a minute."""
     known: Callable[[], Iterable[str]] = _nobody
     """Returns addresses of members that the node knows from elsewhere, the leader's first."""
     allowed: Callable[[NodeId], bool] = everybody
-    """Whether a member may take part. All datagrams and records of others are dropped."""
+    """Tells whether a member may take part. All datagrams and records of others are dropped."""
     counters: Counters = field(default_factory=Counters)
     """Counts by IP address: `dht.malformed`, `dht.foreign` (another run), `dht.unproven` (no
     member), `dht.unknown` (no session), `dht.unasked`, `dht.flood`. By node id: `dht.malformed`,
@@ -97,9 +95,12 @@ class Dht:
         ports: DhtPorts | None = None,
         limits: DhtLimits | None = None,
     ) -> None:
-        self._membership, self._run_id = membership, run_id
-        self._ports, self._limits = ports or DhtPorts(), limits or DhtLimits()
-        self.counters, clock = self._ports.counters, self._ports.clock
+        self._membership = membership
+        self._run_id = run_id
+        self._ports = ports or DhtPorts()
+        self._limits = limits or DhtLimits()
+        self.counters = self._ports.counters
+        clock = self._ports.clock
         authors = Authors(membership.root, clock, self._ports.allowed)
         self._reader = RecordReader(run_id, clock, authors)
         self._store = RecordStore(self._reader, self.counters)
@@ -153,7 +154,8 @@ class Dht:
 
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.create_datagram_endpoint(make, local_addr=address)
-        self._protocol, protocol.on_lost = protocol, self._on_lost
+        self._protocol = protocol
+        protocol.on_lost = self._on_lost
         protocol.is_quiet = lambda: self._quiet
         port: int = transport.get_extra_info("sockname")[1]
         return port
@@ -161,7 +163,8 @@ class Dht:
     def _on_lost(self) -> None:
         """The system has closed the socket: open another at the same address."""
         _log.warning("dht.lost the UDP socket was closed by the system")
-        old, self._protocol = self._protocol, None
+        old = self._protocol
+        self._protocol = None
 
         async def reopen() -> None:
             if old is not None:
@@ -285,7 +288,8 @@ class Dht:
         Returns:
             Whether this node meets one that it had not met; None if no member answers there.
         """
-        protocol, node = self._protocol, self._greeted.pop(address, None)
+        protocol = self._protocol
+        node = self._greeted.pop(address, None)
         if node is None or self._sessions.of(node.id) is None:
             node = await self._greet(address)
         if protocol is None or node is None:
@@ -353,7 +357,8 @@ class Dht:
         now_s = self._ports.clock()
         # At least the clock, so that a restarted owner continues above its earlier numbers. Not
         # far above it, if the clock was set back: nobody would take the record.
-        now_ms, following = int(now_s * 1000), self._sequence + 1
+        now_ms = int(now_s * 1000)
+        following = self._sequence + 1
         self._sequence = following if now_ms < following < now_ms + 30_000 else now_ms
         body = record_body(
             self._run_id, name, value, sequence=self._sequence, expires_s=int(now_s + ttl_s)
@@ -407,7 +412,8 @@ class Dht:
             key: A place in the DHT, 20 bytes.
             value: Ask for the record at `key` too. Stops once three nodes have sent one.
         """
-        protocol, table = self._protocol, self._table
+        protocol = self._protocol
+        table = self._table
         if protocol is None:
             return [], []
         distance = Node(key).distance_to

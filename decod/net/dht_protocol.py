@@ -26,12 +26,13 @@ from typing_extensions import override
 
 from decod.errors import MalformedMessageError
 from decod.net.address import Address
-from decod.net.counters import Counters
 from decod.net.dht_datagram import (
     DATAGRAM_SIZE_MAX_BYTES,
     GREETING,
     GREETING_SIZE_BYTES,
     ID_END,
+    KADEMLIA_ID_SIZE_BYTES,
+    NONCE_SIZE_BYTES,
     PING,
     PING_SIZE_BYTES,
     REPLY,
@@ -41,25 +42,20 @@ from decod.net.dht_datagram import (
     REQUEST_SIZE_LEAST_BYTES,
     RUN_TAG_SIZE_BYTES,
     WELCOME,
+    Session,
+    Sessions,
     decoded,
     encoded,
     framed,
+    new_nonce,
     nodes_in,
     search_call,
     source_of,
     unframed,
 )
-from decod.net.dht_limits import DhtLimits
 from decod.net.dht_record import RecordStore
-from decod.net.dht_session import (
-    KADEMLIA_ID_SIZE_BYTES,
-    NONCE_SIZE_BYTES,
-    Session,
-    Sessions,
-    new_nonce,
-)
-from decod.net.dht_table import ContactTable
-from decod.net.rate import RateLimiter
+from decod.net.dht_table import ContactTable, DhtLimits
+from decod.net.net_limits import Counters, RateLimiter
 
 # A datagram is sent once for each wait.
 _WAITS_S = (0.4, 0.6)
@@ -100,8 +96,12 @@ class DhtProtocol(asyncio.DatagramProtocol):
         counters: Counters,
         limits: DhtLimits,
     ) -> None:
-        self._run_tag, self._sessions, self._table = tag, sessions, table
-        self._store, self._counters, self._limits = store, counters, limits
+        self._run_tag = tag
+        self._sessions = sessions
+        self._table = table
+        self._store = store
+        self._counters = counters
+        self._limits = limits
         clock = asyncio.get_running_loop().time
         self._greetings = RateLimiter(
             clock, rate_per_s=limits.greetings_per_s, burst=limits.greetings_burst
@@ -119,7 +119,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
         self.on_lost: Callable[[], None] | None = None
         """Called if the socket closes before `close` is called."""
         self.is_quiet: Callable[[], bool] = lambda: False
-        """Whether to answer nobody, because others can't reach this node by themselves."""
+        """True if this node answers nobody, because others can't reach this node by themselves."""
 
     # --- socket -----------------------------------------------------------------------------
 
@@ -157,7 +157,9 @@ class DhtProtocol(asyncio.DatagramProtocol):
 
     @override
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
-        source, kind, size_bytes = source_of(addr), data[:1], len(data)
+        source = source_of(addr)
+        kind = data[:1]
+        size_bytes = len(data)
         if kind in (GREETING, REQUEST) and self.is_quiet():
             # A router lets the pings of those through that this node has asked. An answer would
             # make it a contact, to which others are sent that can't reach it.
@@ -207,7 +209,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
         session = session or self._met(introduction, source)
         if session is None:
             return
-        nonce, head = new_nonce(), WELCOME + data[1:ID_END] + framed(self._sessions.introduction())
+        nonce = new_nonce()
+        head = WELCOME + data[1:ID_END] + framed(self._sessions.introduction())
         welcome = head + nonce + session.encrypt(nonce, b"", head)
         # It would tell of a bug: introductions are shorter than that.
         assert len(welcome) + PING_SIZE_BYTES <= GREETING_SIZE_BYTES, len(welcome)
@@ -221,7 +224,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
             return
         introduction, proof = unframed(data[ID_END:])
         session = self._sessions.known(introduction) or self._met(introduction, source)
-        head, nonce = data[: len(data) - len(proof)], proof[:NONCE_SIZE_BYTES]
+        head = data[: len(data) - len(proof)]
+        nonce = proof[:NONCE_SIZE_BYTES]
         if session is None:
             _settle(call, ())
         elif session.decrypt(nonce, proof[NONCE_SIZE_BYTES:], head) is None:
@@ -243,7 +247,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
     # --- answering --------------------------------------------------------------------------
 
     def _request_received(self, data: bytes, source: Address) -> None:
-        head, rest = data[:REQUEST_HEAD_SIZE_BYTES], data[REQUEST_HEAD_SIZE_BYTES:]
+        head = data[:REQUEST_HEAD_SIZE_BYTES]
+        rest = data[REQUEST_HEAD_SIZE_BYTES:]
         session = self._sessions.find(head[1:])
         if session is None:
             self._count("unknown", source)
@@ -262,7 +267,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
         if reply is None:
             self._counters.add("dht.malformed", session.node_id)
             return
-        nonce, head = new_nonce(), REPLY + message_id
+        nonce = new_nonce()
+        head = REPLY + message_id
         datagram = head + nonce + session.encrypt(nonce, encoded(reply), head)
         is_ping = body == PING
         size_bytes = len(datagram) + (0 if is_ping else PING_SIZE_BYTES)
@@ -326,7 +332,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
         Returns:
             None if no member of the run answers there.
         """
-        message_id, introduction = new_nonce(), framed(self._sessions.introduction())
+        message_id = new_nonce()
+        introduction = framed(self._sessions.introduction())
         greeting = GREETING + message_id + self._run_tag + introduction
         greeting = greeting.ljust(GREETING_SIZE_BYTES, b"\0")
         session = await self._exchange(greeting, message_id, address, None, waits_s)
@@ -373,7 +380,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
 
     async def _call(self, node: Node, body: bytes) -> object:
         """Ask a node, and introduce this node first if need be; None if there is no answer."""
-        address, session = (node.ip, node.port), self._sessions.of(node.id)
+        address = (node.ip, node.port)
+        session = self._sessions.of(node.id)
         if session is not None:
             reply = await self._request(address, session, body, waits_s=_WAITS_S[:1])
             if reply is not None:
@@ -395,7 +403,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
         waits_s: tuple[float, ...] = _WAITS_S,
     ) -> object:
         """Send a call; return the decoded reply, or None if none came in time."""
-        message_id, head = new_nonce(), REQUEST + self._sessions.tag
+        message_id = new_nonce()
+        head = REQUEST + self._sessions.tag
         datagram = head + message_id + session.encrypt(message_id, body, head)
         return await self._exchange(datagram, message_id, address, session, waits_s)
 
@@ -423,7 +432,8 @@ class DhtProtocol(asyncio.DatagramProtocol):
             del self._calls[message_id]
 
     def _reply_received(self, data: bytes, source: Address) -> None:
-        head, rest = data[:ID_END], data[ID_END:]
+        head = data[:ID_END]
+        rest = data[ID_END:]
         call = self._calls.get(head[1:])
         if call is None or call.address != source or call.session is None:
             # A late reply, or a forged one: only the node that was asked knows the id.
@@ -443,7 +453,7 @@ class DhtProtocol(asyncio.DatagramProtocol):
         self._drop(node)
 
     def _is_other(self, node: Node) -> bool:
-        """Whether this is another node, to which this socket can send."""
+        """Return whether this is another node, to which this socket can send."""
         return node.id != self._sessions.kademlia_id and (self._dual_stack or ":" not in node.ip)
 
     def _drop(self, node: Node) -> None:

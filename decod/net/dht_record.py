@@ -18,9 +18,9 @@ from typing import Any
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
-from decod.membership.authors import Authors
 from decod.membership.credential import Statement, parse_statement
-from decod.net.counters import Counters
+from decod.membership.statements import Authors
+from decod.net.net_limits import Counters
 from decod.protocol.core.view import Role
 from decod.wire import validate
 
@@ -69,7 +69,7 @@ class Record:
     key: bytes
     data: bytes
     until_s: int
-    """When it ends: with its life, or earlier with its owner's credential."""
+    """The instant when it ends: with its life, or earlier with its owner's credential."""
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -100,7 +100,9 @@ class RecordReader:
     """
 
     def __init__(self, run_id: RunId, clock: Callable[[], float], authors: Authors) -> None:
-        self._run_id, self._clock, self._authors = run_id, clock, authors
+        self._run_id = run_id
+        self._clock = clock
+        self._authors = authors
 
     def read(self, data: object) -> Record:
         """Return the record in some bytes.
@@ -123,7 +125,7 @@ class RecordReader:
         return record
 
     def is_live(self, record: Record) -> bool:
-        """Whether a record that was read before still counts."""
+        """Return whether a record that was read before still counts."""
         return record.until_s > self._clock() and self._authors.allows(record.owner)
 
     def _parse(self, said: Statement, data: bytes) -> Record:
@@ -131,12 +133,14 @@ class RecordReader:
         fields = _fields_of(said.body)
         if said.to_bytes() != data or fields["run"] != self._run_id:
             raise validate.malformed("record", data, allowed="of this run, in its one form")
-        name, value = fields["name"], fields["value"]
+        name = fields["name"]
+        value = fields["value"]
         if name not in TTLS_MAX_S:
             raise validate.malformed("name", name, allowed="leader or peer")
         self._check_times(name, fields["expires_s"], fields["sequence"])
         _check_value(name, value)
-        owner, expires_s = said.credential.node_id, fields["expires_s"]
+        owner = said.credential.node_id
+        expires_s = fields["expires_s"]
         return Record(
             name=name,
             owner=owner,
@@ -198,7 +202,8 @@ class RecordStore:
     def __init__(
         self, reader: RecordReader, counters: Counters, *, records_max: int = RECORDS_MAX
     ) -> None:
-        self._reader, self._counters = reader, counters
+        self._reader = reader
+        self._counters = counters
         self._records_max = records_max
         self._records: dict[bytes, Record] = {}
 
@@ -247,6 +252,6 @@ class RecordStore:
 
 
 def is_equivocal(one: Record, other: Record) -> bool:
-    """Whether their owner has said different things under one name and number."""
+    """Return whether their owner has said different things under one name and number."""
     same = (one.key, one.owner, one.sequence) == (other.key, other.owner, other.sequence)
     return same and (one.value, one.expires_s) != (other.value, other.expires_s)

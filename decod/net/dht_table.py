@@ -5,14 +5,52 @@ host with many identities could be all of a node's contacts near that place, and
 record. Hence only a few contacts of one network are kept in each bucket, and asked in each search.
 """
 
+import ipaddress
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
 
 from kademlia.node import Node
 from kademlia.routing import KBucket, RoutingTable
 
 from decod.net.address import Address
-from decod.net.dht_limits import DhtLimits
+
+
+@lru_cache(4096)
+def network_of(ip: str) -> str | None:
+    """Return the network of which only a few contacts are kept, or None if there is no limit.
+
+    A network is one IPv4 address, or 2^72 IPv6 addresses (/56): what one line gets. The members of
+    a run at home or in a laboratory share private addresses, so those are not limited.
+    """
+    address = ipaddress.ip_address(ip)
+    if not address.is_global:
+        return None
+    if address.version == 4:
+        return ip
+    return str(ipaddress.ip_network((int(address), 56), strict=False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DhtLimits:
+    """Limits on what others can have of this node over UDP. Tests change them."""
+
+    greetings_per_s: float = 5.0
+    """Introductions from one IP address. A private address may be that of many members: there, each
+    port counts by itself."""
+    greetings_burst: float = 20.0
+    checks_per_s: float = 50.0
+    """Introductions that are checked, from all addresses together. A check takes 0.5 ms."""
+    requests_per_s: float = 50.0
+    """Requests of one member."""
+    requests_burst: float = 100.0
+    contacts_per_network: int = 2
+    """Contacts of one network in each bucket, and in each search."""
+    network_of: Callable[[str], str | None] = network_of
+    look_around_s: float = 25.0
+    """Time between two searches for members that this node's contacts don't know."""
+
 
 BUCKET_SIZE = 8
 _LOST_MAX = 64
@@ -30,7 +68,8 @@ class ContactTable:
     def __init__(
         self, kademlia_id: bytes, ping: Callable[[Node], Awaitable[None]], limits: DhtLimits
     ) -> None:
-        self._ping, self._limits = ping, limits
+        self._ping = ping
+        self._limits = limits
         self.source = Node(kademlia_id)
         self._table = RoutingTable(self, BUCKET_SIZE, self.source)
         self._lost: OrderedDict[Address, None] = OrderedDict()
@@ -94,7 +133,8 @@ class ContactTable:
         if known is None:
             self._table.add_contact(node)
         else:
-            known.ip, known.port = node.ip, node.port
+            known.ip = node.ip
+            known.port = node.port
 
     def lose(self, node: Node) -> bool:
         """Drop a contact that does not answer at its address; return whether it was one.

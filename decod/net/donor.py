@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from decod.clocks import Stopwatch
 from decod.errors import CheckpointError
 from decod.ids import NodeId, RunId
-from decod.net.connected_peer import Context, require_caller
+from decod.net.door import Context, require_caller
 from decod.net.net_limits import Limits
 from decod.net.rate_caps import Lane, Pace
 from decod.net.stream import frames_of
-from decod.stopwatch import Stopwatch
 from decod.tasks import in_thread
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.checkpoint.entries import StateBytes
@@ -41,7 +41,7 @@ class StateRequest:
 
     @property
     def key(self) -> StateKey:
-        """What is asked for, whoever asks."""
+        """The copy that is asked for, whoever asks."""
         return self.stage_index, self.iteration, self.with_optimizer, self.past_hash
 
 
@@ -76,8 +76,8 @@ class _Lent:
     blob: StateBlob
     description: Description
     until_s: dict[NodeId, float] = field(default_factory=dict)
-    """When the lease of each peer ends, on the loop's clock. The peer silent longest comes
-    first."""
+    """The instant when the lease of each peer ends, on the loop's clock. The peer silent longest
+    comes first."""
     num_streams: int = 0
 
 
@@ -116,7 +116,7 @@ class StateDonor:
 
     @property
     def num_lent(self) -> int:
-        """How many copies are kept for peers at present."""
+        """The number of copies that are kept for peers at present."""
         return len(self._lent)
 
     def open(self) -> None:
@@ -215,7 +215,8 @@ class StateDonor:
 
     def _sweep(self) -> None:
         """Drop expired leases, and copies that no peer needs."""
-        loop, self._timer = asyncio.get_running_loop(), None
+        loop = asyncio.get_running_loop()
+        self._timer = None
         for state_id, lent in list(self._lent.items()):
             expired = [node for node, until_s in lent.until_s.items() if until_s <= loop.time()]
             for node in expired:

@@ -13,23 +13,213 @@ reached.
 """
 
 import asyncio
+import ipaddress
 import logging
+import os
+import socket
+import stat
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+from urllib.parse import unquote
 
-from decod.ids import RunId
+import grpc.aio
+
+from decod.errors import MalformedMessageError
+from decod.ids import NodeId, RunId
+from decod.membership.certificates import Caller, Purpose, caller_of
 from decod.net.address import Address
 from decod.net.channel import REVERSE_SERVICE, STATE_SERVICE, run_metadata
-from decod.net.connected_peer import Context, far_end_of, host_of, ip_in, proven_id
-from decod.net.connections import num_open_files, shut_down
-from decod.net.counters import Counters, PeerLog
-from decod.net.knocks import Knocks
-from decod.net.net_limits import Limits
-from decod.net.rate import RateLimiter
+from decod.net.net_limits import Counters, Limits, PeerLog, RateLimiter
+from decod.wire import validate
+
+# Count and end connections that gRPC has accepted. gRPC's Python interface can't do that.
+#
+# They are found among the process's open files, by the address of their far end. To gRPC, a
+# connection that is shut down here looks closed by the peer.
+
+_OPEN_FILES = Path("/dev/fd")
+"""Lists the open files of the process that reads it, on Linux and macOS."""
+
+
+def plain_ip(host: str) -> str:
+    """Return an IP address in canonical form, IPv4-mapped as IPv4; empty if `host` is none."""
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return ""
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return str(mapped or ip)
+
+
+def num_open_files() -> int:
+    """Return how many files this process has open."""
+    return len(os.listdir(_OPEN_FILES))
+
+
+def shut_down(local_port: int, is_meant: Callable[[Address], bool]) -> set[Address]:
+    """End the TCP connections to a local port that `is_meant` selects; return their far ends.
+
+    Looks at all open files, so call it in a thread.
+
+    Args:
+        local_port: The port of this host's end.
+        is_meant: Decides from the address of the far end whether a connection is ended.
+    """
+    ended = set()
+    for connection in _sockets():
+        with connection, suppress(OSError):
+            near_end = connection.getsockname()
+            far_end = connection.getpeername()
+            far = (plain_ip(far_end[0]), far_end[1])
+            if near_end[1] == local_port and is_meant(far):
+                connection.shutdown(socket.SHUT_RDWR)
+                ended.add(far)
+    return ended
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yield duplicates of this process's IP sockets. gRPC may close its own meanwhile.
+
+    The number of a closed file can be reused for another one at once. A duplicate can't change.
+    """
+    for name in os.listdir(_OPEN_FILES):
+        copy = -1
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                copy = os.dup(int(name))
+                found = socket.socket(fileno=copy)
+                copy = -1
+                if found.family in (socket.AF_INET, socket.AF_INET6):
+                    yield found
+                else:
+                    found.close()
+        if copy >= 0:
+            os.close(copy)
+
+
+# The peer that made a call: who it is, and from where it calls.
+
+# Only the stubs' class takes parameters, so the alias is a string.
+Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
+
+
+def caller_in(context: Context) -> Caller | None:
+    """Return the caller as its certificate proves it; None if that is no node's of decod."""
+    found = list(context.auth_context().get("x509_pem_cert", ()))
+    try:
+        return caller_of(found[0]) if found else None
+    except MalformedMessageError:
+        return None
+
+
+def proven_id(context: Context) -> str:
+    """Return a caller's id. The holder of a join token has not proven its own yet: empty."""
+    caller = caller_in(context)
+    return "" if caller is None or caller.purpose is Purpose.JOINING else caller.node_id
+
+
+def require_caller(field: str, value: str, context: Context) -> NodeId:
+    """Check that a field with the sender's node id names the caller; return the id.
+
+    Raises:
+        MalformedMessageError: It names another node, or none.
+    """
+    caller = caller_in(context)
+    if caller is None or caller.node_id != value:
+        allowed = "that of a node" if caller is None else str(caller.node_id)
+        raise validate.malformed(field, value, allowed=allowed)
+    return caller.node_id
+
+
+def host_of(context: Context) -> str:
+    """Return the peer's address without its port, which differs for each connection."""
+    return unquote(context.peer()).rpartition(":")[0]
+
+
+def ip_of(context: Context) -> str:
+    """Return the peer's IP address in canonical form, or an empty text if it has none."""
+    return ip_in(host_of(context))
+
+
+def ip_in(host: str) -> str:
+    """Return the IP address in what `host_of` returns, in canonical form; empty if it has none."""
+    return plain_ip(host.partition(":")[2].strip("[]"))
+
+
+def far_end_of(peer: str) -> Address | None:
+    """Return the far end of a connection that `Context.peer` names; None if it has no port."""
+    host, _, port = unquote(peer).rpartition(":")
+    return (ip_in(host), int(port)) if port.isdecimal() else None
+
+
+# How often somebody connects who does not prove to be of this run.
+#
+# gRPC ends such a connection itself, during the handshake, and tells nobody. But it asks for this
+# node's certificate at the beginning of each handshake. A connection that has begun and over
+# which no call comes in time was refused, or had nothing to say.
+
+_PENDING_MAX = 10_000
+_PEERS_MAX = 16_384
+_PEER_KEPT_S = 60.0
+"""After a silence that long, the far end's port may belong to another connection."""
+
+
+class Knocks:
+    """Connections over which no call has come.
+
+    Args:
+        clock: Returns monotonic seconds. It is also asked from other threads.
+        patience_s: The time that a connection has from its beginning to its first call.
+        refuse: Called with a number of connections that were refused.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], patience_s: float, refuse: Callable[[int], None]
+    ) -> None:
+        self._clock = clock
+        self._patience_s = patience_s
+        self._refuse = refuse
+        self._begun_s: deque[float] = deque()
+        """The instants when connections began over which no call has come yet, the oldest first."""
+        self._heard_s: dict[str, float] = {}
+        """The instant when something last came from each far end, the latest at the end."""
+
+    def begin(self) -> None:
+        """A handshake begins. May be called from any thread."""
+        self._begun_s.append(self._clock())
+
+    def hear(self, peer: str) -> None:
+        """A call comes over a connection.
+
+        Args:
+            peer: Its far end, as gRPC calls it.
+        """
+        now_s = self._clock()
+        last_s = self._heard_s.pop(peer, None)
+        self._heard_s[peer] = now_s
+        if len(self._heard_s) > _PEERS_MAX:
+            del self._heard_s[next(iter(self._heard_s))]
+        is_new = last_s is None or now_s - last_s > _PEER_KEPT_S
+        if is_new and self._begun_s:
+            # Which one it was does not matter: it is their number that counts.
+            self._begun_s.popleft()
+
+    def settle(self) -> None:
+        """Count connections whose time is over."""
+        until_s = self._clock() - self._patience_s
+        num = 0
+        while self._begun_s and (self._begun_s[0] <= until_s or len(self._begun_s) > _PENDING_MAX):
+            self._begun_s.popleft()
+            num += 1
+        if num:
+            self._refuse(num)
+
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +292,8 @@ class Door:
 
     def know(self, context: Context) -> None:
         """Take note of a connection over which a call has named the run."""
-        peer, node = context.peer(), proven_id(context)
+        peer = context.peer()
+        node = proven_id(context)
         is_new = self._known.get(peer) != node
         self._forget(peer)
         self._known[peer] = node
@@ -127,7 +318,8 @@ class Door:
         A host may take half of the calls that other hosts leave free, so a few hosts can't take
         all. A node may have a few calls open to each service, wherever it calls from.
         """
-        limits, num = self._limits, self._num_open[host]
+        limits = self._limits
+        num = self._num_open[host]
         room = limits.concurrent_rpcs_max - (self._num_all - num)
         if num >= min(limits.rpcs_per_host_max, room // 2):
             return False
@@ -178,7 +370,9 @@ class Door:
 
     def _drop(self, context: Context) -> None:
         """End the connection over which a call came."""
-        far, host, node = far_end_of(context.peer()), host_of(context), proven_id(context)
+        far = far_end_of(context.peer())
+        host = host_of(context)
+        node = proven_id(context)
         if far is None or far in self._dropping:
             return
 

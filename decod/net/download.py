@@ -28,14 +28,14 @@ from decod.errors import CheckpointError, DecodError, MalformedMessageError, Net
 from decod.ids import NodeId
 from decod.membership.certificates import TlsIdentity, peer_name
 from decod.net import channel
-from decod.net.assembly import Assembly, Run
+from decod.net.channel import failed_call
 from decod.net.donor import StateRequest
-from decod.net.failure import failed_call
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate_caps import UNLIMITED, Lane, Pace
 from decod.tasks import to_its_end
 from decod.texts import clip, why_of
 from decod.train.checkpoint.description import (
+    CHUNK_SIZE_BYTES,
     Chunk,
     Description,
     StateSink,
@@ -48,6 +48,171 @@ from decod.train.checkpoint.entries import StateBytes
 from decod.wire import codec, validate
 from decod.wire.frame import frame_data
 from decod.wire.v1 import state_pb2
+
+# The chunks of one state: which have arrived, which are missing, and which donor fetches what.
+
+_RUN_SIZE_MAX_BYTES = 16 * CHUNK_SIZE_BYTES
+"""Most bytes that a donor is asked for at once."""
+
+_SHARE = 4
+"""A run is at most 1/_SHARE of the missing bytes, so that all donors finish at about the same
+time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Consecutive chunks that one donor is asked for."""
+
+    node: NodeId
+    indices: range
+
+    @property
+    def first(self) -> int:
+        return self.indices.start
+
+
+class Assembly:
+    """A state's blob that is put together from chunks of several donors.
+
+    Args:
+        chunks: The chunks of the state, in the order of their offsets.
+        buffer: Takes the blob. Chunks are written to their offsets.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], buffer: StateBytes) -> None:
+        self.chunks = tuple(chunks)
+        self.buffer = buffer
+        self.progress_s = asyncio.get_running_loop().time()
+        """The instant when a chunk last arrived, on the loop's clock."""
+        self._loop = asyncio.get_running_loop()
+        self._arrived = bytearray(len(self.chunks))
+        self._num_missing = len(self.chunks)
+        self._missing_bytes = sum(chunk.num_bytes for chunk in self.chunks)
+        self._runs: list[Run] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def complete(self) -> bool:
+        return self._num_missing == 0
+
+    async def changed(self) -> None:
+        """Wait until a chunk arrives or a run is given back."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def missing(self) -> Iterator[tuple[int, Chunk]]:
+        """Yield every chunk that has not arrived, with its index."""
+        for index, chunk in enumerate(self.chunks):
+            if not self._arrived[index]:
+                yield index, chunk
+
+    def put(self, index: int, piece: memoryview | bytes | bytearray) -> bool:
+        """Write a verified chunk to its place; return False if it was there already."""
+        if self._arrived[index]:
+            return False
+        self.write(index, piece)
+        return self.mark(index)
+
+    def write(self, index: int, piece: memoryview | bytes | bytearray) -> None:
+        """Write a verified chunk to its place. It counts as missing until `mark` is called.
+
+        May be called in a thread, since the place may be in a file.
+        """
+        chunk = self.chunks[index]
+        self.buffer[chunk.offset : chunk.offset + chunk.num_bytes] = piece
+
+    def mark(self, index: int) -> bool:
+        """Note that a chunk is in its place; return False if it was there already."""
+        if self._arrived[index]:
+            return False
+        self._mark(index)
+        return True
+
+    def _mark(self, index: int) -> None:
+        self._arrived[index] = 1
+        self._num_missing -= 1
+        self._missing_bytes -= self.chunks[index].num_bytes
+        self.progress_s = self._loop.time()
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    def keep(self, other: "Assembly") -> int:
+        """Take over the chunks of another state in the same buffer that are equal in this one.
+
+        Returns:
+            How many bytes were taken over.
+        """
+        alike = {
+            (chunk.offset, chunk.num_bytes, chunk.sha256)
+            for index, chunk in enumerate(other.chunks)
+            if other._arrived[index]
+        }
+        before = self._missing_bytes
+        for index, chunk in self.missing():
+            if (chunk.offset, chunk.num_bytes, chunk.sha256) in alike:
+                self._mark(index)
+        return before - self._missing_bytes
+
+    def take(self, node: NodeId, size_bytes: int) -> Run | None:
+        """Claim the next chunks for a donor; return None if there are none at present.
+
+        When all missing chunks are claimed, an idle donor gets a chunk that another donor owes.
+
+        Args:
+            node: The donor.
+            size_bytes: Most bytes to ask it for. A run has at least one chunk, however small this
+                is.
+        """
+        claimed = {index for run in self._runs for index in run.indices}
+        first = next(
+            (index for index, _ in self.missing() if index not in claimed),
+            None,
+        )
+        indices = range(0)
+        if first is not None:
+            indices = self._run_from(first, claimed, size_bytes)
+        else:
+            indices = self._late(node)
+        if not indices:
+            return None
+        run = Run(node, indices)
+        self._runs.append(run)
+        return run
+
+    def _run_from(self, first: int, claimed: set[int], size_bytes: int) -> range:
+        limit = min(size_bytes, _RUN_SIZE_MAX_BYTES, self._missing_bytes // _SHARE)
+        limit = max(limit, CHUNK_SIZE_BYTES)
+        stop = first
+        total = 0
+        while stop < len(self.chunks) and stop not in claimed and not self._arrived[stop]:
+            total += self.chunks[stop].num_bytes
+            if total > limit and stop > first:
+                break
+            stop += 1
+        return range(first, stop)
+
+    def _late(self, node: NodeId) -> range:
+        """Return the last missing chunk of another donor's run that no second donor fetches yet."""
+        counts: dict[int, int] = {}
+        for run in self._runs:
+            for index in run.indices:
+                counts[index] = counts.get(index, 0) + 1
+        for run in self._runs:
+            if run.node == node:
+                continue
+            for index in reversed(run.indices):
+                if not self._arrived[index] and counts[index] == 1:
+                    return range(index, index + 1)
+        return range(0)
+
+    def rest_arrived(self, run: Run, index: int) -> bool:
+        """Return whether all chunks of a run from `index` on have arrived, from any donor."""
+        return all(self._arrived[i] for i in range(index, run.indices.stop))
+
+    def give_back(self, run: Run) -> None:
+        """End a donor's claim on a run. Its chunks that have not arrived can be claimed again."""
+        self._runs.remove(run)
+        self._changed.set()
+
 
 _RELEASE_S = 1.0
 """Timeout for telling a donor that its copy is no longer needed."""
@@ -87,7 +252,7 @@ class _LeftError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadTerms:
-    """What a download must bring, and what it may use."""
+    """The state that a download must bring, and the means that it may use."""
 
     wanted_hash: str = ""
     """Hash that the parameters must have; empty if it is not known."""
@@ -142,8 +307,10 @@ class _Download:
         self._donors = {donor.node_id: donor for donor in donors}
         self._sink = sink
         self._shown = shown
-        self._wanted_hash, self._size_bytes = terms.wanted_hash, terms.size_bytes
-        self._limits, self._pace = terms.limits, terms.pace
+        self._wanted_hash = terms.wanted_hash
+        self._size_bytes = terms.size_bytes
+        self._limits = terms.limits
+        self._pace = terms.pace
         self._transfer = Transfer(request.stage_index, request.iteration)
         self._channels: dict[NodeId, grpc.aio.Channel] = {}
         self._described: dict[NodeId, Description] = {}
@@ -276,14 +443,16 @@ class _Download:
 
     async def _assembled(self, description: Description) -> StateBytes | None:
         """Fetch the chunks of a state; return its blob, or None if its donors did not give all."""
-        old, transfer = self._assembly, self._transfer
+        old = self._assembly
+        transfer = self._transfer
         # Until this host's own chunks are in place, a donor that answers late only describes.
         self._assembly = None
         abandoned = self._tried - {description.id}
         if old is not None and _have_same_tensors(self._assembled_of, description):
             buffer = old.buffer
         else:
-            buffer, old = self._allocated(description), None
+            buffer = self._allocated(description)
+            old = None
         self._assembled_of = description
         assembly = Assembly(description.chunks, buffer)
         transfer.num_bytes = sum(chunk.num_bytes for chunk in description.chunks)
@@ -341,7 +510,9 @@ class _Download:
 
     async def _work(self, node: NodeId) -> None:
         """Fetch run after run from a donor, until the state is complete or the donor is dropped."""
-        assembly, limits, loop = self._assembly, self._limits, asyncio.get_running_loop()
+        assembly = self._assembly
+        limits = self._limits
+        loop = asyncio.get_running_loop()
         assert assembly is not None
         rate = 0.0
         try:
@@ -512,7 +683,7 @@ def _raise_refusal(message: bytes) -> None:
 
 
 def _have_same_tensors(one: Description | None, other: Description) -> bool:
-    """Whether two states differ at most in the values of their tensors."""
+    """Return whether two states differ at most in the values of their tensors."""
     if one is None or len(one.entries) != len(other.entries):
         return False
     pairs = zip(one.entries, other.entries, strict=True)
@@ -537,7 +708,7 @@ def _written(assembly: Assembly, index: int, piece: bytearray) -> bool:
 
 
 def _matches(piece: memoryview | bytes | bytearray, chunk: Chunk) -> bool:
-    """Whether bytes have the size and the hash of a chunk."""
+    """Return whether bytes have the size and the hash of a chunk."""
     same_size = len(piece) == chunk.num_bytes
     return same_size and hashlib.sha256(piece).hexdigest() == chunk.sha256
 

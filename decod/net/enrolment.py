@@ -1,11 +1,20 @@
-"""The call by which a node becomes a member, or renews its membership: both of its sides."""
+"""The calls that make members: enrolment and renewal, a look before joining, and the exchange of
+tokens between data nodes. Both sides of each are here.
+"""
 
+import asyncio
+import os
+import re
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import grpc.aio
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from decod.errors import DecodError, NetworkError, RejectedError
+from decod.ids import RunId
 from decod.membership.certificates import (
     DATA_NAME,
     Issuer,
@@ -28,16 +37,69 @@ from decod.membership.registrar import (
     Registrar,
     enrolment_text,
 )
-from decod.membership.token import Token
+from decod.membership.tokens import TOKENS_MAX, Token, unpack_records
 from decod.net import channel
-from decod.net.connected_peer import Context, caller_in, ip_of
-from decod.net.failure import ClosedError, banned, failed_call, other_version
-from decod.net.handshake import is_refused
+from decod.net.address import split_address
+from decod.net.ask import HelloInfo, HelloRequest, hello
+from decod.net.channel import ClosedError, banned, failed_call, other_version
+from decod.net.door import Context, caller_in, ip_of, require_caller
 from decod.net.net_limits import LIMITS, Limits
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.wire import codec, validate
-from decod.wire.v1 import enroll_pb2
+from decod.wire.v1 import enroll_pb2, state_pb2
+
+# A bare TLS handshake. It tells a node that refuses this one's certificate from a full one.
+#
+# gRPC reports both as "Socket closed". A full node closes a connection at once. A node that
+# refuses a certificate has shown its own before, and so has proven who it is. A node that is
+# content begins to speak HTTP/2.
+
+
+async def is_refused(address: str, shown: TlsIdentity, name: str, *, timeout_s: float) -> bool:
+    """Return whether the node at an address proves who it is, and then refuses a certificate.
+
+    False also means that nothing is known: nobody answers, say.
+
+    Args:
+        address: `host:port`.
+        shown: What this node shows, and whom it believes.
+        name: The name that must be in the other's certificate.
+        timeout_s: How long to wait for the node.
+    """
+    host, port = split_address(address)
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=_context(shown), server_hostname=name
+            )
+            try:
+                # With TLS 1.3, a client has finished before the server looks at its certificate.
+                return not await reader.read(1)
+            except ssl.SSLError:
+                return True
+            finally:
+                writer.transport.abort()
+    return False
+
+
+def _context(shown: TlsIdentity) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=shown.anchors.decode())
+    # gRPC refuses whoever does not ask for HTTP/2.
+    context.set_alpn_protocols(["h2"])
+    # It loads keys from files only. This one is in memory, and nobody else can open it.
+    descriptor = os.memfd_create("decod-certificate")
+    try:
+        os.write(descriptor, shown.key + shown.chain)
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return context
+
+
+# The call by which a node becomes a member, or renews its membership: both of its sides.
 
 _ENROLL = f"/{channel.ENROLL_SERVICE}/Enroll"
 
@@ -119,7 +181,7 @@ class Enrollee:
     tls_key: EllipticCurvePrivateKey
     """The key to certify."""
     tls: TlsIdentity
-    """What it shows: a certificate for that key, by a token or from earlier papers."""
+    """The proof that it shows: a certificate for that key, by a token or from earlier papers."""
     issuing_key: EllipticCurvePrivateKey | None = None
     """A data node's key to admit others with."""
 
@@ -246,7 +308,8 @@ def _papers_of(
     enrollee: Enrollee, response: enroll_pb2.EnrollResponse, terms: PaperTerms, now_s: float
 ) -> Papers:
     """Return the papers in an answer, once they have proven to be the enrollee's."""
-    host, key = enrollee.host, enrollee.tls_key
+    host = enrollee.host
+    key = enrollee.tls_key
     credential = credential_from(response.credential)
     credential.check(enrollee.root, None)
     if credential.public != host.public or credential.role is not enrollee.role:
@@ -286,12 +349,16 @@ def _refused(address: str, response: enroll_pb2.EnrollResponse) -> DecodError:
             return banned(response.banned)
         case enroll_pb2.ENROLL_REFUSAL_NO_ROOT:
             why = "only the organiser's host can admit data nodes, and another host leads now"
-            fix, code = "try again when the organiser's host leads the run", "E-REJ-012"
+            fix = "try again when the organiser's host leads the run"
+            code = "E-REJ-012"
         case enroll_pb2.ENROLL_REFUSAL_WRONG_ROLE:
             why = "the join string is for the other of `decod join` and `decod leader --join`"
-            fix, code = "ask the organiser for a join string for this command", "E-REJ-013"
+            fix = "ask the organiser for a join string for this command"
+            code = "E-REJ-013"
         case _:
-            why, fix, code = "it does not say why", "ask the organiser", "E-REJ-001"
+            why = "it does not say why"
+            fix = "ask the organiser"
+            code = "E-REJ-001"
     return RejectedError(what, why=why, fix=fix, code=code)
 
 
@@ -303,3 +370,137 @@ def token_spent(address: str) -> RejectedError:
         fix="ask the organiser for a new join string",
         code="E-REJ-010",
     )
+
+
+# A look at a run before joining it, by a host that has no more than a join token.
+
+
+async def visit(address: str, enrollee: Enrollee, *, limits: Limits = LIMITS) -> HelloInfo:
+    """Ask the data node at `address` about its run. That is no use of the token.
+
+    Args:
+        address: `host:port`.
+        enrollee: The holder of the token. It does not become a member.
+        limits: Timeouts.
+
+    Raises:
+        RejectedError: The token lets nobody in (E-REJ-010), or is not known there (E-REJ-011).
+        DecodError: As `hello` raises it.
+    """
+    try:
+        return await hello(address, HelloRequest(), enrollee, name=DATA_NAME, limits=limits)
+    except ClosedError as error:
+        raise await why_failed(address, enrollee, error, limits) from error
+    except RejectedError as error:
+        if error.code == channel.NOT_ALLOWED:
+            raise token_spent(address) from error
+        raise
+
+
+# The exchange of join tokens between data nodes: both sides of the call.
+#
+# The caller names the digest of each record that it has. The answer holds the records that differ,
+# and the ids of those that are missing there. What the caller knows better goes with its next call.
+# Both sides merge what they get, so in the end they know the same, whoever began.
+
+_EXCHANGE = f"/{channel.STATE_SERVICE}/ExchangeTokens"
+_ROUNDS_MAX = 32
+"""Calls in a row. One is enough if nothing has changed."""
+
+_TOKEN_ID = re.compile(r"[a-z2-7]{8}")
+_DIGEST = re.compile(r"[0-9a-f]{16}")
+
+
+class RegisterKeeper:
+    """The serving side: merges what other data nodes know of join tokens.
+
+    Args:
+        run_id: Calls of other runs are refused.
+        blame: Counts a peer's fault. Takes the counter's name, the call, and a reason for the log.
+        registrar: Has the tokens.
+    """
+
+    def __init__(
+        self, run_id: RunId, blame: Callable[[str, Context, str], None], registrar: Registrar
+    ) -> None:
+        self._run_id = run_id
+        self._blame = blame
+        self._registrar = registrar
+
+    async def exchange(self, data: bytes, context: Context) -> bytes:
+        """Answer an ExchangeTokensRequest."""
+        request = codec.parse(state_pb2.ExchangeTokensRequest, data)
+        run_id = validate.run_id("run_id", request.run_id)
+        require_caller("sender_id", request.sender_id, context)
+        if run_id != self._run_id:
+            self._blame("message.foreign", context, f"run {run_id}")
+            return state_pb2.ExchangeTokensResponse().SerializeToString()
+        validate.length("known", len(request.known), low=0, high=TOKENS_MAX)
+        known = {_id(each.id): _digest(each.digest) for each in request.known}
+        registrar = self._registrar
+        registrar.learn(unpack_records(request.records))
+        own = registrar.tokens.digests()
+        return state_pb2.ExchangeTokensResponse(
+            records=registrar.tokens.records_for(known),
+            unknown=[each for each in known if each not in own],
+        ).SerializeToString()
+
+
+async def exchange_tokens(
+    address: str, run_id: RunId, registrar: Registrar, *, limits: Limits = LIMITS
+) -> None:
+    """Make the data node at `address` and this one know the same join tokens.
+
+    Raises:
+        NetworkError: No answer came in time (E-NET-003).
+        RejectedError: What answers there is no data node of the run, or does not take the call.
+        MalformedMessageError: The answer holds no tokens.
+        ConfigError: What is new can't be written here (E-CFG-039).
+    """
+    member = registrar.membership
+    tokens = registrar.tokens
+    wanted = set[str]()
+    sent = set[str]()
+    async with channel.open_channel(address, limits, member.tls, DATA_NAME) as opened:
+        call = opened.unary_unary(_EXCHANGE, channel.as_is, channel.as_is)
+        for _ in range(_ROUNDS_MAX):
+            records = tokens.pick(wanted)
+            try:
+                answer = await call(
+                    _request(run_id, member, tokens.digests(), records),
+                    metadata=channel.run_metadata(run_id),
+                    timeout=limits.hello_timeout_s,
+                )
+            except grpc.aio.AioRpcError as error:
+                raise failed_call(address, error) from error
+            response = codec.parse(state_pb2.ExchangeTokensResponse, answer)
+            told = unpack_records(response.records)
+            registrar.learn(told)
+            sent |= {record.id for record in unpack_records(records)}
+            now = tokens.digests()
+            behind = {
+                record.id for record in told if now.get(record.id) not in (None, record.digest)
+            }
+            # What was not taken once is not sent again.
+            wanted = ({_id(each) for each in response.unknown} | behind) & now.keys() - sent
+            if not wanted and not told:
+                return
+
+
+def _request(run_id: RunId, member: Membership, digests: dict[str, str], records: bytes) -> bytes:
+    known = [state_pb2.TokenDigest(id=each, digest=digest) for each, digest in digests.items()]
+    return state_pb2.ExchangeTokensRequest(
+        run_id=run_id, sender_id=member.node_id, known=known, records=records
+    ).SerializeToString()
+
+
+def _id(value: str) -> str:
+    if _TOKEN_ID.fullmatch(value) is None:
+        raise validate.malformed("token.id", value, allowed="8 characters of a-z and 2-7")
+    return value
+
+
+def _digest(value: str) -> str:
+    if _DIGEST.fullmatch(value) is None:
+        raise validate.malformed("token.digest", value, allowed="16 hexadecimal digits")
+    return value

@@ -20,11 +20,11 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from decod.base32 import base32, from_base32
 from decod.errors import NetworkError
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.address import split_address
 from decod.protocol.core.view import Role
+from decod.texts import base32, from_base32
 
 PREFIX = "decod1-"
 LABEL = "join string:"
@@ -39,10 +39,10 @@ _HEAD = re.compile(r"decod1-[vdm]-([a-z2-7]{52})(?:-([a-z2-7]{32}))?-([a-z2-7]{4
 # Never part of a join string: spaces, line breaks, quotes, marks of quoted mails and of lists, and
 # characters that nobody sees.
 BREAKS = "\\s<>*|\u00ad\u200b-\u200f\u202a-\u202e\u2060\ufeff"
-"""What mails and chats put between its characters."""
+"""The characters that mails and chats put between its characters."""
 _NOISE = re.compile(f"[{BREAKS}\"'`\u00ab\u00bb\u2018-\u201f\u2039\u203a]+")
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
-"""What programs write instead of a hyphen."""
+"""The characters that programs write instead of a hyphen."""
 _DASHES = dict.fromkeys(map(ord, DASHES), "-")
 _OPTION = re.compile(r"(^|\s)--[a-z]")
 _LENGTHS = {kind: len(PREFIX) + 2 + 53 + (33 if role else 0) + 4 for kind, role in _KINDS.items()}

@@ -1,5 +1,11 @@
-"""Named limits of everything that listens or dials. Tests lower them. No run should raise them."""
+"""Named limits of everything that listens or dials, and the accounts that keep others to them.
 
+Tests lower the limits. No run should raise them.
+"""
+
+import logging
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from decod.train.checkpoint.description import copy_max_s
@@ -70,9 +76,9 @@ class Limits:
     connections_max: int = 8192
     """Open connections of others to this node. gRPC closes further ones at once."""
     handshake_timeout_s: float = 10.0
-    """How long a new connection may take to begin HTTP/2."""
+    """The time that a new connection may take to begin HTTP/2."""
     room_interval_s: float = 2.0
-    """How long a connection has to name the run, once there are many connections."""
+    """The time that a connection has to name the run, once there are many connections."""
     streams_per_connection_max: int = 80
     """Open calls over one connection. A node needs no more than two, and a member that nobody can
     dial has one for each connection to it."""
@@ -90,11 +96,11 @@ class Limits:
     """A call that has failed is made again after so long. The wait doubles each time."""
     hold_pause_max_s: float = 30.0
     hold_wait_s: float = 0.5
-    """How long a call of a member is waited for before a host in between is asked."""
+    """The time that a call of a member is waited for before a host in between is asked."""
     reverse_open_timeout_s: float = 4.0
-    """How long a connection to a member that nobody can dial may take to come about."""
+    """The time that a connection to a member that nobody can dial may take to come about."""
     reverse_handshake_timeout_s: float = 10.0
-    """How long two ends may take to find each other once a host in between passes bytes on."""
+    """The time that two ends may take to find each other once a host in between passes bytes on."""
     passed_max: int = 256
     """Connections between others that this node passes on at a time."""
     faults_burst: int = 20
@@ -112,10 +118,10 @@ class Limits:
     state_takers_max: int = 1024
     """Peers for which one copy is kept. One more replaces the peer that was silent longest."""
     state_lease_s: float = 30.0
-    """How long a copy is kept for a silent peer."""
+    """The time that a copy is kept for a silent peer."""
     store_stall_s: float = 120.0
-    """How long a member may write nothing more into the store that members share. Stores answer
-    slowly, and are asked again when they fail."""
+    """The time that a member may write nothing more into the store that members share. Stores
+    answer slowly, and are asked again when they fail."""
     state_donors_max: int = 8
     """Members from which this node fetches a state at a time. Each has to copy its state first."""
     describe_grace_s: float = 1.0
@@ -126,7 +132,7 @@ class Limits:
     donor_pause_s: float = 0.5
     """Wait before a donor that failed or was busy is asked again."""
     download_stall_s: float = 60.0
-    """How long a download goes on without progress while donors are busy."""
+    """The time that a download goes on without progress while donors are busy."""
     download_share: float = 1.0
     """Part of the time in which a donor is asked for chunks. Below 1, it leaves the link to
     others."""
@@ -139,27 +145,130 @@ class Limits:
     broken_max: int = 16
     """Tensors whose stream broke off that are kept for their senders, of all peers together."""
     broken_kept_s: float = 10.0
-    """How long such a tensor is kept."""
+    """The time that such a tensor is kept."""
 
     queue_length_max: int = 8192
     """Messages, and as many tensors, that may wait for one peer. Further ones fail at once."""
 
     @property
     def frame_timeout_s(self) -> float:
-        """How long one frame may take at `rate_min_bytes_per_s`."""
+        """Return the time that one frame may take at `rate_min_bytes_per_s`."""
         return self.rate_grace_s + self.frame_size_bytes / self.rate_min_bytes_per_s
 
     def describe_timeout_s(self, size_bytes: int) -> float:
-        """How long a donor may take to describe a state of about this size.
+        """Return the time that a donor may take to describe a state of about this size.
 
         It may first have to copy the state, behind other work of its device.
         """
         return 10 * self.frame_timeout_s + copy_max_s(size_bytes)
 
     def stream_timeout_s(self, size_bytes: int) -> float:
-        """How long a tensor may take at the lowest rate: its first frame, then the whole tensor."""
+        """Return the time that a tensor may take at the lowest rate: its first frame, then the
+        whole tensor."""
         first_bytes = min(size_bytes, self.frame_size_bytes)
         return self.rate_grace_s + (first_bytes + size_bytes) / self.rate_min_bytes_per_s
 
 
 LIMITS = Limits()
+
+
+_SOURCES_MAX = 4096
+
+
+class RateLimiter:
+    """A token bucket for each source. Forgets the sources that were silent longest.
+
+    Args:
+        clock: Returns monotonic seconds.
+        rate_per_s: Tokens that come back each second.
+        burst: Tokens in a full bucket.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, rate_per_s: float, burst: float) -> None:
+        self._clock = clock
+        self._rate_per_s = rate_per_s
+        self._burst = burst
+        self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+
+    def allow(self, source: Hashable, cost: float = 1.0) -> bool:
+        """Take `cost` tokens from the bucket of `source`; return False if it has fewer."""
+        now_s = self._clock()
+        tokens, then_s = self._buckets.pop(source, (self._burst, now_s))
+        tokens = min(self._burst, tokens + (now_s - then_s) * self._rate_per_s)
+        allowed = tokens >= cost
+        self._buckets[source] = (tokens - cost if allowed else tokens, now_s)
+        if len(self._buckets) > _SOURCES_MAX:
+            self._buckets.popitem(last=False)
+        return allowed
+
+
+PEERS_MAX = 1024
+LINES_PER_MINUTE_MAX = 20
+
+
+class Counters:
+    """Numbers of events by name and peer.
+
+    Bounded: from 1024 pairs of name and peer on, further peers are counted together as "other".
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def add(self, name: str, peer: str, num: int = 1) -> None:
+        """Count one event `name`, or several, that `peer` (an IP address or node id) caused."""
+        if len(self._counts) >= PEERS_MAX and (name, peer) not in self._counts:
+            peer = "other"
+        self._counts[name, peer] += num
+
+    def total(self, name: str) -> int:
+        """Return how often `name` happened, over all peers."""
+        return sum(count for (key, _), count in self._counts.items() if key == name)
+
+    def totals(self) -> dict[str, int]:
+        """Return how often each event happened."""
+        totals: Counter[str] = Counter()
+        for (name, _), num in self._counts.items():
+            totals[name] += num
+        return dict(sorted(totals.items()))
+
+    def by_peer(self, name: str) -> dict[str, int]:
+        """Return how often each peer caused `name`."""
+        return {peer: count for (key, peer), count in self._counts.items() if key == name}
+
+
+class PeerLog:
+    """A log of peers' faults: at most 20 lines a minute for each peer.
+
+    Args:
+        logger: Receives the lines, as warnings.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, clock: Callable[[], float]) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._instants_s: dict[str, deque[float]] = {}
+
+    def warn(self, peer: str, event: str, reason: str, node: str = "") -> None:
+        """Write one line, unless `peer` has used up its lines of the last minute.
+
+        Args:
+            peer: Whose lines are counted: an IP address.
+            event: The counter.
+            reason: What was wrong.
+            node: The node's id, if it has proven one. The terminal shows its name.
+        """
+        address = peer.partition(":")[2] or peer
+        now_s = self._clock()
+        if len(self._instants_s) >= PEERS_MAX and peer not in self._instants_s:
+            peer = "other"
+        instants_s = self._instants_s.setdefault(peer, deque())
+        while instants_s and instants_s[0] <= now_s - 60:
+            instants_s.popleft()
+        if len(instants_s) < LINES_PER_MINUTE_MAX:
+            instants_s.append(now_s)
+            fields = {"fault": event, "peer": node or "a node without a certificate"}
+            fields |= {"address": address, "reason": reason}
+            extra = {"event": "peer.faulty", "fields": fields}
+            self._logger.warning("%s %s: %s", event, peer, reason, extra=extra)

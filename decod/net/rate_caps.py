@@ -24,7 +24,8 @@ _PIECE_MIN_BYTES = 16 * KIB
 
 
 class Lane(Enum):
-    """What waits together. The lanes take turns, so none keeps another waiting for long."""
+    """The transfers that wait together. The lanes take turns, so none keeps another waiting for
+    long."""
 
     ACTIVATIONS = "activations"
     """And their gradients, and probes."""
@@ -46,7 +47,7 @@ class Pace:
     def __init__(self, rate_max_bytes_per_s: float | None = None) -> None:
         self._rate_max: float | None = None
         self._free_s = -math.inf
-        """When what has left before is on the wire, on the loop's clock."""
+        """The instant when all that has left before is on the wire, on the loop's clock."""
         self._waiting: dict[Lane, deque[tuple[int, asyncio.Future[None]]]] = {
             lane: deque() for lane in Lane
         }
@@ -58,7 +59,8 @@ class Pace:
 
     def cap(self, rate_max_bytes_per_s: float | None) -> None:
         """Change the cap from now on, also for pieces that wait. None: there is none."""
-        old, self._rate_max = self._rate_max, rate_max_bytes_per_s
+        old = self._rate_max
+        self._rate_max = rate_max_bytes_per_s
         self._piece_bytes = self._averages = None
         if rate_max_bytes_per_s is not None:
             self._piece_bytes = max(_PIECE_MIN_BYTES, int(rate_max_bytes_per_s * _PIECE_S))
@@ -100,7 +102,8 @@ class Pace:
 
     def _serve(self) -> None:
         """Let pieces leave until the link is busy, and go on once it is free."""
-        loop, self._timer = asyncio.get_running_loop(), None
+        loop = asyncio.get_running_loop()
+        self._timer = None
         while lane := next((each for each, queue in self._waiting.items() if queue), None):
             if self._free_s > loop.time():
                 self._timer = loop.call_at(self._free_s, self._serve)

@@ -25,8 +25,14 @@ from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.address import LOCAL
 from decod.net.net_limits import LIMITS, Limits
-from decod.net.pipe import PIECE_MAX_BYTES, CallPipe, Pipe, SocketPipe, splice
-from decod.net.reverse_keeper import ReverseKeeper
+from decod.net.reverse_keeper import (
+    PIECE_MAX_BYTES,
+    CallPipe,
+    Pipe,
+    ReverseKeeper,
+    SocketPipe,
+    splice,
+)
 from decod.tasks import TaskSet
 from decod.wire import codec
 from decod.wire.v1 import reverse_pb2
@@ -34,8 +40,8 @@ from decod.wire.v1 import reverse_pb2
 _BACKLOG = 16
 
 _TRUST_BYTES = 100
-"""What a client sends once it knows the other end: its certificate, and the head of HTTP/2. If the
-handshake fails, it sends an alert, which is shorter."""
+"""The bytes that a client sends once it knows the other end: its certificate, and the head of
+HTTP/2. If the handshake fails, it sends an alert, which is shorter."""
 
 HostsBetween = Callable[[NodeId], Sequence[tuple[NodeId, str]]]
 """Returns the hosts that may pass on connections to a member, and their addresses, best first."""
@@ -58,17 +64,19 @@ class ReverseDialer:
         hosts_between: HostsBetween,
         limits: Limits = LIMITS,
     ) -> None:
-        self._membership, self._metadata = membership, channel.run_metadata(run_id)
-        self._hosts_between, self._limits = hosts_between, limits
+        self._membership = membership
+        self._metadata = channel.run_metadata(run_id)
+        self._hosts_between = hosts_between
+        self._limits = limits
         self._sockets: dict[NodeId, tuple[str, asyncio.Task[None]]] = {}
         """The address of each member, and what listens there."""
         self._channels: dict[tuple[NodeId, str], grpc.aio.Channel] = {}
         """To hosts in between."""
         self._tasks = TaskSet()
         self._vain_s: dict[tuple[NodeId, NodeId], float] = {}
-        """When a host last led to no handshake with a member, on the loop's clock."""
+        """The instant when a host last led to no handshake with a member, on the loop's clock."""
         self._roundabout: Counter[NodeId] = Counter()
-        """How many open connections to each member pass through another host."""
+        """The number of open connections to each member pass through another host."""
         self._keeper: ReverseKeeper | None = None
 
     def start(self, keeper: ReverseKeeper) -> None:
@@ -93,7 +101,7 @@ class ReverseDialer:
         return self._sockets[node][0]
 
     def goes_round(self, node: NodeId) -> bool:
-        """Whether an open connection to a member passes through another host."""
+        """Return whether an open connection to a member passes through another host."""
         return self._roundabout[node] > 0
 
     def forget(self, node: NodeId) -> None:
@@ -105,7 +113,8 @@ class ReverseDialer:
 
     def renew(self) -> None:
         """Dial hosts in between anew, since this node shows other papers from now on."""
-        old, self._channels = self._channels, {}
+        old = self._channels
+        self._channels = {}
         for opened in old.values():
             self._tasks.start(opened.close(60.0))
 
@@ -133,7 +142,8 @@ class ReverseDialer:
             near = SocketPipe(*streams)
             # Without a way, the client is told at once that nobody can be reached.
             stack.push_async_callback(near.close)
-            host, far = None, await self._direct(node)
+            host = None
+            far = await self._direct(node)
             if far is None:
                 host, far = await self._by_way_of_another(node)
                 if far is None:
@@ -218,8 +228,10 @@ class _Handshake:
     """
 
     def __init__(self, pipe: Pipe, trust: Callable[[], None]) -> None:
-        self._pipe, self._trust = pipe, trust
-        self._answered, self._num_sent_bytes = False, 0
+        self._pipe = pipe
+        self._trust = trust
+        self._answered = False
+        self._num_sent_bytes = 0
 
     async def read(self) -> memoryview | bytes:
         data = await self._pipe.read()

@@ -23,7 +23,7 @@ from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.address import Address
 from decod.net.net_limits import LIMITS, Limits
-from decod.net.pipe import PIECE_MAX_BYTES, CallPipe, SocketPipe, splice
+from decod.net.reverse_keeper import PIECE_MAX_BYTES, CallPipe, SocketPipe, splice
 from decod.tasks import TaskSet, cancelled
 from decod.wire import codec
 from decod.wire.v1 import reverse_pb2
@@ -31,7 +31,7 @@ from decod.wire.v1 import reverse_pb2
 _log = logging.getLogger(__name__)
 
 _OLD_CHANNEL_S = 60.0
-"""How long connections over a call may last after it was made anew."""
+"""The time that connections over a call may last after it was made anew."""
 
 
 @dataclass(slots=True)
@@ -62,8 +62,10 @@ class ReverseHolder:
         address_of: Callable[[NodeId], str | None],
         limits: Limits = LIMITS,
     ) -> None:
-        self._membership, self._metadata = membership, channel.run_metadata(run_id)
-        self._address_of, self._limits = address_of, limits
+        self._membership = membership
+        self._metadata = channel.run_metadata(run_id)
+        self._address_of = address_of
+        self._limits = limits
         self._peers: OrderedDict[NodeId, _Peer] = OrderedDict()
         """The one that was dealt with last stands at the end."""
         self._carrying = TaskSet()
@@ -71,12 +73,12 @@ class ReverseHolder:
 
     @property
     def active(self) -> bool:
-        """Whether nobody can dial this node."""
+        """Return whether nobody can dial this node."""
         return self._server is not None
 
     @property
     def num_held(self) -> int:
-        """How many peers know the call that is held open to them."""
+        """The number of peers that know the call that is held open to them."""
         return sum(peer.held.is_set() for peer in self._peers.values())
 
     def start(self, server: Address) -> None:
@@ -122,16 +124,19 @@ class ReverseHolder:
     async def close(self) -> None:
         """End all calls, and the connections over them."""
         self._server = None
-        peers, self._peers = self._peers, OrderedDict()
+        peers = self._peers
+        self._peers = OrderedDict()
         await cancelled(*(peer.task for peer in peers.values() if peer.task is not None))
         await self._carrying.close()
 
     async def _keep(self, node: NodeId, peer: _Peer) -> None:
-        limits, loop = self._limits, asyncio.get_running_loop()
+        limits = self._limits
+        loop = asyncio.get_running_loop()
         pause_s = limits.hold_pause_s
         try:
             while (address := self._address_of(node)) is not None:
-                shown, name = self._membership.tls, peer_name(node)
+                shown = self._membership.tls
+                name = peer_name(node)
                 opened = channel.open_channel(address, limits, shown, name)
                 peer.renewed.clear()
                 start_s = loop.time()

@@ -19,39 +19,36 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from time import perf_counter
 from typing import Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
+from decod.clocks import Stopwatch, wall_clock
 from decod.errors import MalformedMessageError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import Caller, Purpose, TlsIdentity
 from decod.membership.credential import statement_message
 from decod.membership.identity import name_of
 from decod.membership.papers import Membership
-from decod.membership.passing import WayProofs
 from decod.membership.receipts import ReceiptAnswer
 from decod.membership.registrar import Registrar
+from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.net.address import join_address
 from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.block_transfer import BlockGiver, BlockReader
-from decod.net.broken import BrokenTensor, BrokenTensors
 from decod.net.calls import Calls, Who, next_message
-from decod.net.connected_peer import Context, caller_in, host_of, ip_of, require_caller
-from decod.net.counters import Counters
 from decod.net.donor import StateBlob, StateDonor, StateRequest
-from decod.net.door import Door
-from decod.net.enrolment import EnrollmentGiver
-from decod.net.net_limits import LIMITS, Limits
+from decod.net.door import Context, Door, caller_in, host_of, ip_of, require_caller
+from decod.net.enrolment import EnrollmentGiver, RegisterKeeper
+from decod.net.net_limits import LIMITS, Counters, Limits
 from decod.net.rate_caps import Lane, Pace, Paces
-from decod.net.register import RegisterKeeper
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.net.storing import PartWriter
-from decod.net.stream import Filler
+from decod.net.stream import BrokenTensor, BrokenTensors, Filler
 from decod.net.transmission import lane_of
-from decod.net.turns import Turns
 from decod.protocol.core.messages import (
     BackwardGradient,
     ForwardActivation,
@@ -64,12 +61,47 @@ from decod.protocol.core.messages import (
 from decod.protocol.core.messages.membership_messages import Average
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION
-from decod.stopwatch import Stopwatch
-from decod.wall_clock import wall_clock
 from decod.wire import codec, validate
 from decod.wire.codec import Decoded, Header, envelopes_of, read_envelope, read_header
 from decod.wire.frame import split_head
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
+
+# Turns on the event loop, so that no number of messages blocks it for long.
+
+
+class Turns:
+    """A limit on the work on messages in each pass of the event loop. Use it in `async with`.
+
+    Once the time of a pass is used up, entering waits for a later pass. Waiting callers enter in
+    the order in which they asked. The work inside must not await: no other caller gets a turn
+    meanwhile.
+
+    Args:
+        pass_max_s: Time for work on messages in one pass. One piece of work may overrun it.
+    """
+
+    def __init__(self, pass_max_s: float) -> None:
+        self._pass_max_s = pass_max_s
+        self._lock = asyncio.Lock()
+        self._begun_s = 0.0
+        self._spent_s = 0.0
+        """Time used since the last wait for a later pass. At least as much as in this pass."""
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        if self._spent_s >= self._pass_max_s:
+            self._spent_s = 0.0
+            try:
+                await asyncio.sleep(0)
+            except BaseException:
+                self._lock.release()
+                raise
+        self._begun_s = perf_counter()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._spent_s += perf_counter() - self._begun_s
+        self._lock.release()
+
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +131,8 @@ class PeerHandler(Protocol):
 
     @property
     def stopped(self) -> bool:
-        """Whether this node has ended. Tensors that still come are refused without a warning."""
+        """Return whether this node has ended. Tensors that still come are refused without a
+        warning."""
 
     def deliver(self, received: codec.Decoded) -> None:
         """Take a control message."""
@@ -134,7 +167,7 @@ class PeerHandler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DataServices:
-    """What a data node does for others, and no relay does."""
+    """The services that a data node has for others, and no relay has."""
 
     registrar: Registrar
     """Admits nodes."""
@@ -187,7 +220,8 @@ class PeerServer:
         self._turns = Turns(limits.pass_max_s)
         self._proofs = WayProofs(membership, run_id, wall_clock)
         self.expiries: dict[NodeId, float] = {}
-        """When the certificates end that other members have shown, in seconds of the Unix epoch."""
+        """The instants when the certificates end that other members have shown, in seconds of the
+        Unix epoch."""
         self._room_task: asyncio.Task[None] | None = None
         self._broken = BrokenTensors(limits, handler.tensor_failed)
         self._reader: ThreadPoolExecutor | None = None
@@ -232,7 +266,8 @@ class PeerServer:
                 code="E-NET-002",
             ) from error
         await server.start()
-        self._server, self._door.port = server, bound_port
+        self._server = server
+        self._door.port = bound_port
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="decod-read")
         self._room_task = asyncio.create_task(self._door.keep_room())
         self.donor.open()
@@ -267,7 +302,8 @@ class PeerServer:
     def _calls(self) -> Calls:
         limits = self._limits
         calls = Calls(self._door, limits, self._membership.bans, self._uninvited)
-        batch, question = limits.message_size_max_bytes, limits.request_size_max_bytes
+        batch = limits.message_size_max_bytes
+        question = limits.request_size_max_bytes
         deliver = calls.once(self._deliver, size_max_bytes=batch)
         calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
         calls.add(f"/{channel.TENSOR_SERVICE}/Push", calls.guarded(self._push))
@@ -336,7 +372,8 @@ class PeerServer:
             return None
 
     def _is_heard(self, decoded: Decoded, context: Context, *, with_tensor: bool = False) -> bool:
-        """Whether a message comes from another node of this run and is of the expected kind."""
+        """Return whether a message comes from another node of this run and is of the expected
+        kind."""
         caller = caller_in(context)
         assert caller is not None, "others are refused before this"
         self._see(caller)
@@ -362,7 +399,9 @@ class PeerServer:
 
     def _fault_of(self, decoded: Decoded, caller: Caller) -> str:
         """Return why nobody who may say a message has said it; empty if somebody has."""
-        message, way, is_data = decoded.message, decoded.way, caller.is_data
+        message = decoded.message
+        way = decoded.way
+        is_data = caller.is_data
         kind = type(message).__name__
         if way is not None and decoded.sender != way.origin:
             try:
@@ -461,7 +500,8 @@ class PeerServer:
         self, context: Context, tensor: BrokenTensor, data: memoryview, lane: Lane
     ) -> None:
         """Receive the rest of a tensor, no faster than the node's download cap allows."""
-        filler, intake = tensor.filler, self._handler.intake
+        filler = tensor.filler
+        intake = self._handler.intake
         if not data:
             await context.send_initial_metadata(channel.consent(filler.position))
         filler.add(data)
@@ -539,7 +579,8 @@ class PeerServer:
 
 
 def _checked_hello(request: enroll_pb2.HelloRequest, context: Context) -> HelloRequest:
-    address, sender = request.sender_address, request.sender_id
+    address = request.sender_address
+    sender = request.sender_id
     caller = caller_in(context)
     member = caller is not None and caller.purpose is Purpose.PEER
     if (sender or address) and not member:

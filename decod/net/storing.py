@@ -18,10 +18,10 @@ from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
 from decod.membership.certificates import TlsIdentity, peer_name
 from decod.net import channel
-from decod.net.connected_peer import Context, require_caller
+from decod.net.channel import failed_call
 from decod.net.donor import StateDonor, StateRequest
+from decod.net.door import Context, require_caller
 from decod.net.download import Donor
-from decod.net.failure import failed_call
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate_caps import Lane, Pace
 from decod.tasks import in_thread
@@ -40,7 +40,7 @@ _SIZE_MAX = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How a node shares a store with others."""
+    """The ways in which a node shares a store with others."""
 
     find: Callable[[NodeId], SharedCheckpoints | str | None] = lambda _: None
     """Takes a caller. Returns this run's checkpoints in the store, None if there is no store, or
@@ -62,7 +62,8 @@ class PartWriter:
     """
 
     def __init__(self, donor: StateDonor, pace: Pace) -> None:
-        self._donor, self._pace = donor, pace
+        self._donor = donor
+        self._pace = pace
         self._sharing = Sharing()
         self._num_writing = 0
         self._thread: asyncio.Future[None] | None = None
@@ -158,7 +159,9 @@ class PacedCopy:
         num_bytes: int,
         pace: Pace,
     ) -> None:
-        self._read_copy, self._num_bytes, self._pace = read, num_bytes, pace
+        self._read_copy = read
+        self._num_bytes = num_bytes
+        self._pace = pace
         self._loop = asyncio.get_running_loop()
         self.num_read = 0
 
@@ -214,7 +217,8 @@ async def write_part(
         NetworkError: It refuses (E-NET-005), its store hangs or refuses, or it breaks off.
         DecodError: `described` raised it, or an answer is malformed.
     """
-    state, name = request.state, peer_name(member.node_id)
+    state = request.state
+    name = peer_name(member.node_id)
     wire_request = state_pb2.StoreRequest(
         run_id=state.run_id,
         sender_id=state.sender,
@@ -245,7 +249,8 @@ async def _followed(
     """Read the answers to the last one."""
     loop = asyncio.get_running_loop()
     description: Description | None = None
-    num_bytes, until_s = 0, loop.time() + limits.store_stall_s + copy_max_s(size_bytes)
+    num_bytes = 0
+    until_s = loop.time() + limits.store_stall_s + copy_max_s(size_bytes)
     while True:
         async with asyncio.timeout_at(until_s):
             message: object = await call.read()
@@ -263,7 +268,8 @@ async def _followed(
             until_s = loop.time() + limits.store_stall_s
         told = validate.integer(0, _SIZE_MAX)("num_bytes", answer.num_bytes)
         if told > num_bytes:
-            num_bytes, until_s = told, loop.time() + limits.store_stall_s
+            num_bytes = told
+            until_s = loop.time() + limits.store_stall_s
         if answer.done:
             return description
 

@@ -1,12 +1,14 @@
 """Both ends of a stream of bytes: cutting a buffer into frames, and filling one from frames."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from isal import isal_zlib
 
+from decod.clocks import Stopwatch
 from decod.errors import MalformedMessageError
-from decod.stopwatch import Stopwatch
+from decod.net.net_limits import Limits
 from decod.wire.frame import data_frame, frame_data
 
 # The checksum of a buffer up to this size takes a few milliseconds. A thread would cost more.
@@ -65,7 +67,7 @@ class Filler:
 
     @property
     def intact(self) -> bool:
-        """Whether the checksum is right. Valid only once `complete` is True."""
+        """Return whether the checksum is right. Valid only once `complete` is True."""
         return self._computed == self._crc32
 
     def add_frame(self, frame: bytes) -> None:
@@ -90,3 +92,60 @@ class Filler:
         with self._watch.measure("serialize"):
             self._computed = isal_zlib.crc32(data, self._computed)
         self._position = end
+
+
+# Tensors whose stream broke off. They are kept a while, since their senders go on with them.
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenTensor:
+    """The part of a tensor that has arrived."""
+
+    buffer: memoryview
+    filler: Filler
+
+
+class BrokenTensors:
+    """The tensors that wait for their senders.
+
+    Args:
+        limits: How many are kept, and how long.
+        give_back: Is called with the buffer of each tensor that nobody has gone on with.
+    """
+
+    def __init__(self, limits: Limits, give_back: Callable[[memoryview], None]) -> None:
+        self._limits = limits
+        self._give_back = give_back
+        self._kept: dict[bytes, tuple[BrokenTensor, asyncio.TimerHandle]] = {}
+
+    def keep(self, header: bytes, tensor: BrokenTensor) -> None:
+        """Keep a tensor. If there are too many, the one that was kept first makes room.
+
+        Args:
+            header: Bytes of the header, which a sender repeats. They name the sender and the
+                message, and hold the checksum.
+            tensor: What has arrived.
+        """
+        self._drop(header)
+        while len(self._kept) >= self._limits.broken_max:
+            self._drop(next(iter(self._kept)))
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._limits.broken_kept_s, self._drop, header)
+        self._kept[header] = (tensor, timer)
+
+    def take(self, header: bytes) -> BrokenTensor | None:
+        """Return what has arrived of a tensor that a sender goes on with, and forget it."""
+        tensor, timer = self._kept.pop(header, (None, None))
+        if timer is not None:
+            timer.cancel()
+        return tensor
+
+    def _drop(self, header: bytes) -> None:
+        tensor = self.take(header)
+        if tensor is not None:
+            self._give_back(tensor.buffer)
+
+    def close(self) -> None:
+        """Give all buffers back."""
+        for header in list(self._kept):
+            self._drop(header)

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from decod.clocks import Stopwatch
 from decod.ids import NodeId, RunId
 from decod.net import channel
-from decod.net.failure import is_gone, reason_of
+from decod.net.channel import is_gone, reason_of
 from decod.net.net_limits import Limits
 from decod.net.rate_caps import Lane, Pace
-from decod.net.share import LinkShare
 from decod.net.stream import crc32_of, frames_of
 from decod.protocol.core.events import Fault
 from decod.protocol.core.messages import (
@@ -31,10 +31,45 @@ from decod.protocol.core.messages import (
     StageGradient,
 )
 from decod.protocol.core.messages.scopes import Way
-from decod.stopwatch import Stopwatch
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, tensor_pb2
+
+# The share of a link that each of several overlapping transfers gets.
+#
+# With it, the rate of each transfer can be computed as if it had had the link to itself.
+
+
+@dataclass(slots=True)
+class LinkShare:
+    """A clock that runs at 1/n of real time while n transfers are on their way to one peer.
+
+    Between a transfer's start and end, the clock advances by the time that the transfer would have
+    taken alone. This assumes that overlapping transfers get equal parts of the link.
+    """
+
+    num: int = 0
+    """Transfers on their way."""
+    _shown_s: float = 0.0
+    _looked_s: float = 0.0
+
+    def enter(self, now_s: float) -> float:
+        """Begin a transfer; return the clock's time, to be passed to `leave`."""
+        self._advance(now_s)
+        self.num += 1
+        return self._shown_s
+
+    def leave(self, now_s: float, entered_s: float) -> float:
+        """End a transfer; return the time that it would have taken alone, in seconds."""
+        self._advance(now_s)
+        self.num -= 1
+        return self._shown_s - entered_s
+
+    def _advance(self, now_s: float) -> None:
+        if self.num:
+            self._shown_s += (now_s - self._looked_s) / self.num
+        self._looked_s = now_s
+
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +113,8 @@ class TransmissionError(Exception):
 
     def __init__(self, reason: str, fault: Fault = Fault.NONE, *, gone: bool = False) -> None:
         super().__init__(reason)
-        self.fault, self.gone = fault, gone
+        self.fault = fault
+        self.gone = gone
 
 
 class _CutOffError(Exception):
@@ -109,7 +145,7 @@ class OutgoingTensor:
 
     @property
     def lane(self) -> Lane:
-        """Where it waits if uploads are capped."""
+        """The lane in which it waits if uploads are capped."""
         return lane_of(self.message)
 
 

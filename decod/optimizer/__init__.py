@@ -12,14 +12,14 @@ all hosts together have `target_batch_size` samples, all take the same step with
 |---|---|
 | `optimizer.py` | the class that users see |
 | `session.py` | one host's part in a run: what happens between two steps of the loop |
-| `accumulators.py`, `local_updates.py` | the two modes: gradients, or what hosts learnt |
-| `samples.py` | the account of samples |
+| `training.py` | what the loop and the thread that answers the node both change |
+| `modes.py` | the two modes: gradients, or what hosts learnt |
 | `seen.py` | how many samples a step has had |
 | `state.py` | parameters and optimizer state as one described blob |
-| `node_link.py`, `node_process.py`, `messages.py` | the way to the node process |
-| `ranks.py` | several processes of torch.distributed on one host |
-| `uncaught.py` | errors that a script does not catch |
-| `settings.py`, `parameters.py`, `timing.py`, `side_stream.py` | what these share |
+| `node_link.py` | the node process, and the messages to and from it |
+| `optimizer_ranks.py` | several processes of torch.distributed on one host |
+| `settings.py`, `parameters.py` | what these share |
+| `huggingface.py`, `lightning.py`, `frameworks.py` | Trainers as hosts of a run |
 """
 
 from decod.optimizer.optimizer import CollaborativeOptimizer

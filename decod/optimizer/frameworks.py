@@ -1,4 +1,4 @@
-"""What training frameworks have in common, when decod takes a place in them."""
+"""The common part of training frameworks, when decod takes a place in them."""
 
 import sys
 from collections.abc import Callable

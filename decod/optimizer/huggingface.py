@@ -16,8 +16,7 @@ from typing_extensions import override
 
 from decod.errors import ConfigError
 from decod.optimizer.frameworks import clip_averages, hand_over, show_join_string
-from decod.optimizer.optimizer import CollaborativeOptimizer
-from decod.optimizer.uncaught import show_plainly
+from decod.optimizer.optimizer import CollaborativeOptimizer, show_plainly
 
 
 class CollaborationCallback(TrainerCallback):
@@ -42,7 +41,9 @@ class CollaborationCallback(TrainerCallback):
         self, *, target_batch_size: int, num_rounds: int | None = None, **settings: Any
     ) -> None:
         show_plainly()
-        self._target, self._num_rounds, self._settings = target_batch_size, num_rounds, settings
+        self._target = target_batch_size
+        self._num_rounds = num_rounds
+        self._settings = settings
         self.optimizer: CollaborativeOptimizer | None = None
 
     @override
@@ -71,7 +72,8 @@ class CollaborationCallback(TrainerCallback):
 
     def _scheduler(self, args: TrainingArguments, rest: dict[str, Any]) -> Any:
         """Return what makes the scheduler that is stepped once a round."""
-        kind, own = args.lr_scheduler_type, rest["lr_scheduler"]
+        kind = args.lr_scheduler_type
+        own = rest["lr_scheduler"]
         num_rounds = self._num_rounds
         if num_rounds is None:
             if "constant" not in str(getattr(kind, "value", kind)):

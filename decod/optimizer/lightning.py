@@ -18,8 +18,7 @@ from typing_extensions import override
 
 from decod.errors import ConfigError
 from decod.optimizer.frameworks import clip_averages, show_join_string
-from decod.optimizer.optimizer import CollaborativeOptimizer
-from decod.optimizer.uncaught import show_plainly
+from decod.optimizer.optimizer import CollaborativeOptimizer, show_plainly
 
 
 class CollaborationStrategy(SingleDeviceStrategy):

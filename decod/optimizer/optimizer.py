@@ -1,6 +1,8 @@
 """The optimizer that a training script wraps round its own."""
 
 import atexit
+import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -10,14 +12,47 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from decod.errors import ConfigError
-from decod.heap import keep_freed_memory
+from decod.errors import ConfigError, DecodError
 from decod.optimizer.seen import SeenSamples
-from decod.optimizer.session import FollowingSession, RunSession
+from decod.optimizer.session import FollowingSession, LoopTiming, RunSession
 from decod.optimizer.settings import Settings, checked_batch_size, read_join
-from decod.optimizer.timing import LoopTiming
 from decod.optimizer.training import Training
-from decod.optimizer.uncaught import show_plainly
+from decod.process import keep_freed_memory
+
+_OWN = str(Path(__file__).parents[1])
+_BUGS = "E-INT-"
+"""Prefix of codes of errors in decod itself. Their tracebacks are wanted."""
+
+
+def show_plainly() -> None:
+    """Show uncaught errors of decod as one message, and end with their exit codes.
+
+    Python would print a traceback through decod, in which the reader must look for the message. A
+    hook that somebody else has set stays.
+    """
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _show
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not isinstance(error, DecodError) or error.code.startswith(_BUGS):
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stderr.write(f"error: {error}\n{_place(trace)}")
+    sys.stderr.flush()
+    # The interpreter ends with this code, after all that runs at exit.
+    raise SystemExit(int(error.exit_code))
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Return where in the user's code the error has come up."""
+    frames = traceback.extract_tb(trace)
+    own = next((k for k, frame in enumerate(frames) if frame.filename.startswith(_OWN)), 0)
+    if not own:
+        return ""
+    frame = frames[own - 1]
+    return f"  in {frame.filename}, line {frame.lineno}\n"
+
 
 _KEY = "decod"
 """In `state_dict`, of what is not the wrapped optimizer's."""
@@ -124,7 +159,9 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._is_complete = True
         self._share()
-        self._grad_scaler, self._is_in_scaler, self._is_taken = grad_scaler, False, False
+        self._grad_scaler = grad_scaler
+        self._is_in_scaler = False
+        self._is_taken = False
         self._num_calls = 0
         self._training = Training(optimizer, self._settings, scheduler)
         if self._training.parameters.on_cpu:
@@ -181,7 +218,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         if scaler is None or self._is_in_scaler:
             self._step(num_samples)
             return loss
-        self._is_in_scaler, self._is_taken = True, False
+        self._is_in_scaler = True
+        self._is_taken = False
         try:
             # Unscales, and calls this method again if it has found the gradients finite.
             scaler.step(self, batch_size=num_samples)
@@ -261,8 +299,10 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
         Load the model first. A state that the wrapped optimizer alone has saved counts as round 0.
         """
-        training, is_open = self._training, self._session is not None
-        kept, before = state_dict.get(_KEY), training.state_hash()
+        training = self._training
+        is_open = self._session is not None
+        kept = state_dict.get(_KEY)
+        before = training.state_hash()
         own = {key: value for key, value in state_dict.items() if key != _KEY}
         training.load_wrapped(own)
         self._share()
@@ -313,7 +353,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
 
     @property
     def join_string(self) -> str:
-        """What another host needs to join this run."""
+        """The string that another host needs to join this run."""
         return self._open.join_string
 
     def tell(self, num_samples: int, factor: float = 1.0) -> None:

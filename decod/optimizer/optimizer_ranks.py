@@ -19,7 +19,7 @@ from decod.optimizer.parameters import Parameters
 
 
 class Order(IntEnum):
-    """What rank 0 tells the others."""
+    """The orders that rank 0 gives the others."""
 
     GO_ON = 0
     """Nothing more happens between these two steps."""
@@ -58,7 +58,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process talks to the node."""
+        """Return whether this process talks to the node."""
         return self._is_one or torch.distributed.get_rank() == 0
 
     # --- rank 0 -------------------------------------------------------------------------------

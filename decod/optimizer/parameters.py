@@ -61,7 +61,7 @@ class Parameters:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether some of them, and so their gradients, are in the host's memory."""
+        """Return whether some of them, and so their gradients, are in the host's memory."""
         return any(parameter.device.type == "cpu" for parameter in self.tensors)
 
     def wide_of(self, parameter: Tensor) -> torch.dtype:

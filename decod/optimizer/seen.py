@@ -40,7 +40,7 @@ def _columns(shape: Shape) -> int:
 
 
 _MEASURES: tuple[Callable[[Shape], int], ...] = (_rows, _tokens, _columns)
-"""What a sample may be: a row, a token, or a column of a batch that has time first."""
+"""The forms of a sample: a row, a token, or a column of a batch that has time first."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,9 @@ class SeenSamples:
     def __init__(
         self, parameters: Sequence[Tensor], usual: int, num_ranks: int, *, of_tokens: bool
     ) -> None:
-        self._parameters, self._usual, self._num_ranks = parameters, usual, num_ranks
+        self._parameters = parameters
+        self._usual = usual
+        self._num_ranks = num_ranks
         self._of_tokens = of_tokens
         self._ids = {*map(id, parameters)}
         self._measure: Callable[[Shape], int] | None = None
@@ -79,9 +81,9 @@ class SeenSamples:
         """Whether numbers have made sense so far."""
         self._has_warned = False
         self._divides: bool | None = None
-        """Whether the model divides its loss by `num_items_in_batch`. None: not known yet."""
+        """True if the model divides its loss by `num_items_in_batch`. None: not known yet."""
         self.correction = 1.0
-        """What the gradient of the step that was last taken must be multiplied by."""
+        """The factor that the gradient of the step that was last taken must be multiplied by."""
         self.told: tuple[int, float] | None = None
         """Samples and correction of the next step, if somebody knows better."""
         self._passes: list[_Pass] = []
@@ -149,9 +151,11 @@ class SeenSamples:
         Raises:
             ConfigError: They are tokens, and the model was not given their labels.
         """
-        passes, self._passes = [each for each in self._passes if each.counts], []
+        passes = [each for each in self._passes if each.counts]
+        self._passes = []
         if self.told is not None:
-            (num, self.correction), self.told = self.told, None
+            (num, self.correction) = self.told
+            self.told = None
             return num
         self.correction = self._correction_of(passes)
         if self._of_tokens:
@@ -294,15 +298,18 @@ def _aligned_labels(module: nn.Module, kwargs: dict[str, Any]) -> Tensor | None:
 
 @torch.no_grad()
 def _divides(module: nn.Module, kwargs: dict[str, Any], output: Any) -> bool:
-    """Whether a loss is a sum divided by `num_items_in_batch`, and not a mean. Computes it anew."""
+    """Return whether a loss is a sum divided by `num_items_in_batch`, and not a mean. Computes it
+    anew."""
     labels = _aligned_labels(module, kwargs)
-    loss, logits = getattr(output, "loss", None), getattr(output, "logits", None)
+    loss = getattr(output, "loss", None)
+    logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor) or not isinstance(loss, Tensor) or labels is None:
         return False
     if labels.is_floating_point() or (labels.dim(), logits.dim()) not in ((1, 2), (2, 3)):
         return False
     if labels.dim() == 1:
-        labels, logits = labels[None], logits[None]
+        labels = labels[None]
+        logits = logits[None]
     total = 0.0
     for row, targets in zip(logits, labels, strict=True):  # One at a time: logits are large.
         own = row[: len(targets)].float()
@@ -313,7 +320,7 @@ def _divides(module: nn.Module, kwargs: dict[str, Any], output: Any) -> bool:
 
 
 def _shifts(module: nn.Module) -> bool:
-    """Whether a model of transformers predicts each label from those before it."""
+    """Return whether a model of transformers predicts each label from those before it."""
     inner = getattr(module, "module", module)
     config = getattr(inner, "config", None)
     loss = getattr(inner, "loss_function", None)

@@ -1,7 +1,7 @@
 """One host's part in a run: what the loop and its node tell each other.
 
 After each step the node says `go` or `wait`. Averages come in the order of their rounds, and the
-loop applies them between two steps. See `decod.optimizer.messages` for their form.
+loop applies them between two steps. See `decod.optimizer.node_link` for their form.
 """
 
 import sys
@@ -9,26 +9,98 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
+
+from torch import nn
 
 from decod import __version__
 from decod.errors import CheckpointError, DecodError, HardwareError, NotRunningError
-from decod.optimizer.messages import Message, malformed
-from decod.optimizer.node_link import NodeLink
-from decod.optimizer.node_process import start_node
+from decod.optimizer.node_link import Message, NodeLink, malformed, start_node
 from decod.optimizer.optimizer_ranks import Order
 from decod.optimizer.parameters import all_finite
 from decod.optimizer.settings import Settings
-from decod.optimizer.timing import LoopTiming
 from decod.optimizer.training import Training
+
+
+class LoopTiming:
+    """The seconds that a loop takes for the parts of a step, as this process's clock sees it.
+
+    On a CUDA device, kernels run later than they are launched. The times are then those of the
+    launches and of the points where the loop waits for the device, which is where it is held up.
+
+    Without `watch`, the time between two steps is known only as a whole. With it, that is split in
+    data, forward and backward.
+    """
+
+    def __init__(self) -> None:
+        self._ended_s = perf_counter()
+        self._seconds: dict[str, float] = {}
+        self._data_s = self._forward_s = 0.0
+        self._forward_begun_s: float | None = None
+        self._has_run = False
+        """True if the watched model has run since the last step."""
+
+    def watch(self, model: nn.Module) -> None:
+        """Tell loading of data, forward and backward pass apart, by two hooks on the model.
+
+        Args:
+            model: The module that the loop calls.
+        """
+        model.register_forward_pre_hook(self._forward_begins)
+        model.register_forward_hook(self._forward_ends)
+
+    def _forward_begins(self, *_: Any) -> None:
+        self._forward_begun_s = perf_counter()
+        if not self._has_run:
+            self._data_s = self._forward_begun_s - self._ended_s
+
+    def _forward_ends(self, *_: Any) -> None:
+        if self._forward_begun_s is not None:
+            self._forward_s += perf_counter() - self._forward_begun_s
+            self._has_run = True
+
+    def begin_step(self) -> None:
+        """The backward pass has ended: the loop calls `step()`."""
+        if self._has_run:
+            self._add("data", self._data_s)
+            self._add("forward", self._forward_s)
+            self._ended_s += self._data_s + self._forward_s
+            self.lap("backward")
+        else:
+            self.lap("unsplit")
+        self._data_s = self._forward_s = 0.0
+        self._has_run = False
+
+    def lap(self, name: str) -> float:
+        """Count the time since the last lap, or the begin of the step, as `name`. Return it."""
+        now_s = perf_counter()
+        spent_s = now_s - self._ended_s
+        self._ended_s = now_s
+        self._add(name, spent_s)
+        return spent_s
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds since this was last called, by part.
+
+        `data`, `forward`, `backward`: of a watched model; otherwise `unsplit`, all from the end of
+        a step to the begin of the next. `accumulate`: taking the gradient in. `wait` and `apply`:
+        waiting for an average, and applying it, at the end of the step before.
+        """
+        taken = self._seconds
+        self._seconds = {}
+        return taken
+
 
 _LONG_S = 3600.0
 
 
 @dataclass(slots=True)
 class RunProgressReport:
-    """What the node says of the run, now and then."""
+    """The node's report on the run, now and then."""
 
     num_peers: int = 1
     num_samples: int = 0
@@ -49,7 +121,9 @@ class RunSession:
     """
 
     def __init__(self, training: Training, settings: Settings, timing: LoopTiming) -> None:
-        self._training, self._settings, self._timing = training, settings, timing
+        self._training = training
+        self._settings = settings
+        self._timing = timing
         self.progress = RunProgressReport()
         self._num_steps = 0
         self._files: set[Path] = set()
@@ -83,7 +157,8 @@ class RunSession:
         ranks.order(Order.GO_ON)
 
     def _hello(self) -> dict[str, Any]:
-        training, parameters = self._training, self._training.parameters
+        training = self._training
+        parameters = self._training.parameters
         return {
             "version": __version__,
             "settings": self._settings.to_json(),
@@ -181,7 +256,8 @@ class RunSession:
             DecodError: The node has ended, or is broken.
         """
         self._num_steps += 1
-        samples, seconds = self._training.take_new_samples(), self._timing.take()
+        samples = self._training.take_new_samples()
+        seconds = self._timing.take()
         self._link.send("step", step=self._num_steps, samples=samples, seconds=seconds)
         with self._telling_ranks():
             if self._settings.overlap:
@@ -234,8 +310,10 @@ class RunSession:
         return ""
 
     def _use(self, message: Message) -> None:
-        training, round_number = self._training, message.number("round")
-        included, average_P = message.flag("included"), self._flat(message)
+        training = self._training
+        round_number = message.number("round")
+        included = message.flag("included")
+        average_P = self._flat(message)
         if included and not training.samples.lent:
             raise malformed("an average includes a contribution to the state before it was loaded")
         self._timing.lap("wait")
@@ -248,7 +326,8 @@ class RunSession:
             self._applied(round_number)
 
     def _use_own(self, message: Message) -> None:
-        training, round_number = self._training, message.number("round")
+        training = self._training
+        round_number = message.number("round")
         if training.is_lending:
             raise malformed("alone, while the round in hand has a contribution")
         self._timing.lap("wait")
@@ -267,8 +346,10 @@ class RunSession:
         self._link.send("failed", round=round_number, what=what)
 
     def _load(self, message: Message) -> None:
-        request, round_number = message.number("request"), message.number("round")
-        path, text = Path(message.text("path")), message.text("description")
+        request = message.number("request")
+        round_number = message.number("round")
+        path = Path(message.text("path"))
+        text = message.text("description")
         self._timing.lap("wait")
         try:
             self._training.load(path, text, round_number)

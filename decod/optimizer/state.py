@@ -1,4 +1,5 @@
-"""What a host must load to go on as the others: parameters, optimizer and scheduler, as one blob.
+"""The state that a host must load to go on as the others: parameters, optimizer and scheduler, as
+one blob.
 
     parameter.0, parameter.1, ..   in the order of the optimizer's groups
     state.0.exp_avg, ..            tensors of the wrapped optimizer, by parameter
@@ -60,7 +61,9 @@ class TrainingState:
     def __init__(
         self, parameters: Parameters, wrapped: torch.optim.Optimizer, scheduler: Any
     ) -> None:
-        self._parameters, self._wrapped, self._scheduler = parameters, wrapped, scheduler
+        self._parameters = parameters
+        self._wrapped = wrapped
+        self._scheduler = scheduler
         self._names = [set(group) - {"params", "param_names"} for group in wrapped.param_groups]
         """Of each group's options. A scheduler that the loop makes later adds others, at one host
         sooner than at another."""
@@ -251,7 +254,8 @@ def _read(blob: Tensor, entries: Sequence[TensorEntry]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: One is not what its entry says.
     """
-    found, pieces = {}, blob_pieces(byte_view(blob))
+    found = {}
+    pieces = blob_pieces(byte_view(blob))
     for entry in entries:
         if entry.name == _TEXT and entry.num_bytes > _TEXT_SIZE_MAX_BYTES:
             raise refused_state([f"its text has {entry.num_bytes} bytes"])
@@ -270,7 +274,8 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     if "tensor" in value:
-        shape, dtype = value["shape"], getattr(torch, str(value["dtype"]))
+        shape = value["shape"]
+        dtype = getattr(torch, str(value["dtype"]))
         if 0 in shape:
             return torch.empty(shape, dtype=dtype)
         return tensors[value["tensor"]]
@@ -286,7 +291,8 @@ def _decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def describe(layout: SnapshotLayout) -> Description:
     """Return the description of a state, without a copy of it."""
-    entries, digests = list[TensorEntry](), list[str]()
+    entries = list[TensorEntry]()
+    digests = list[str]()
     for place, tensor in zip(layout.places, layout.tensors, strict=True):
         view = byte_view(tensor.detach().cpu().contiguous())
         start = place.offset

@@ -8,9 +8,9 @@ Legend: P all parameters, flat.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,117 @@ import torch
 from torch import Tensor
 
 from decod.compression.plan import Method
-from decod.optimizer.accumulators import ContributionMode, GradientMode
-from decod.optimizer.local_updates import LocalMode
+from decod.optimizer.modes import ContributionMode, GradientMode, LocalMode
 from decod.optimizer.optimizer_ranks import Order, Ranks
 from decod.optimizer.parameters import Parameters, all_finite, fingerprint
-from decod.optimizer.samples import Samples
 from decod.optimizer.settings import Settings
-from decod.optimizer.side_stream import SideStream
 from decod.optimizer.state import StateFile, TrainingState, describe, read_file
 from decod.train.checkpoint.description import Description, parse_description
 from decod.train.committed_state import SnapshotLayout
+
+
+@dataclass(slots=True)
+class Samples:
+    """The account of a host's samples: each is somewhere, and nowhere twice.
+
+    Always: stepped = outstanding + lent + contributed + dropped.
+    """
+
+    stepped: int = 0
+    """All of them."""
+    outstanding: int = 0
+    """In the accumulator: they wait for a round."""
+    lent: int = 0
+    """At the node. They come back if their round goes on without them."""
+    contributed: int = 0
+    """In an average that was applied, or in a step of this host alone."""
+    dropped: int = 0
+    """Lost: gradients that were not finite, or computed before a state was loaded."""
+
+    def add(self, num_samples: int) -> None:
+        """A step has put its gradient into the accumulator."""
+        self.stepped += num_samples
+        self.outstanding += num_samples
+
+    def drop(self, num_samples: int) -> None:
+        """A step had no finite gradient."""
+        self.stepped += num_samples
+        self.dropped += num_samples
+
+    def lend(self) -> int:
+        """Give what is outstanding to the node. Return the number of samples."""
+        num_samples = self.outstanding
+        self.outstanding = 0
+        self.lent += num_samples
+        return num_samples
+
+    def take_back(self, num_samples: int) -> None:
+        """A round went on without a contribution of this host."""
+        self.outstanding = self.outstanding + num_samples
+        self.lent = self.lent - num_samples
+
+    def use_lent(self, num_samples: int) -> None:
+        """A round included a contribution of this host."""
+        self.contributed = self.contributed + num_samples
+        self.lent = self.lent - num_samples
+
+    def use_outstanding(self) -> None:
+        """This host alone has taken a step with what was outstanding."""
+        self.contributed = self.contributed + self.outstanding
+        self.outstanding = 0
+
+    def forget_outstanding(self) -> None:
+        """Count what was outstanding as dropped."""
+        self.dropped = self.dropped + self.outstanding
+        self.outstanding = 0
+
+    def forget_lent(self) -> None:
+        """Count what was lent as dropped."""
+        self.dropped = self.dropped + self.lent
+        self.lent = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Return the account as a checkpoint keeps it: what is lent can't be given back to it."""
+        return {**asdict(self), "lent": 0, "dropped": self.dropped + self.lent}
+
+
+class SideStream:
+    """Copies from CUDA devices that run beside the loop's own kernels. On a CPU there is none.
+
+    The node may ask for a contribution while the loop's forward pass has filled the device's queue.
+    On the loop's stream the copy would wait for all of it.
+
+    Args:
+        tensors: What is copied from.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
+        self._streams = {
+            device: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            for device in devices
+        }
+        self._marks: dict[torch.device, torch.cuda.Event] = {}
+
+    def mark(self) -> None:
+        """Note that the current streams have just changed what is to be copied."""
+        for device in self._streams:
+            self._marks[device] = torch.cuda.current_stream(device).record_event()
+
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Run what follows beside the loop's kernels, after the last mark. Wait for it at the end.
+
+        The caller holds the lock under which the tensors change.
+        """
+        with ExitStack() as stack:
+            for device, stream in self._streams.items():
+                if device in self._marks:
+                    stream.wait_event(self._marks[device])
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+            for stream in self._streams.values():
+                stream.synchronize()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +172,8 @@ class Training:
         self.wrapped = wrapped
         self.scheduler = None if make_scheduler is None else make_scheduler(wrapped)
         self.fingerprint = fingerprint(wrapped, mode, self.scheduler)
-        batch_size, num_calls = settings.batch_size_per_step, settings.gradient_accumulation_steps
+        batch_size = settings.batch_size_per_step
+        num_calls = settings.gradient_accumulation_steps
         self._mode: ContributionMode = (
             LocalMode(self.parameters, wrapped, batch_size, num_calls, self.ranks)
             if settings.use_local_updates
@@ -135,7 +237,8 @@ class Training:
 
     def take_new_samples(self) -> int:
         """Return how many samples have become outstanding since this was last called."""
-        num_samples, self._num_new = self._num_new, 0
+        num_samples = self._num_new
+        self._num_new = 0
         return num_samples
 
     def use(self, average_P: Tensor, round_number: int, *, included: bool) -> None:
@@ -251,7 +354,7 @@ class Training:
 
     @property
     def is_lending(self) -> bool:
-        """Whether a contribution has been given to a round whose average is not here."""
+        """Return whether a contribution has been given to a round whose average is not here."""
         with self._lock:
             return len(self._lent) > self._num_averaged
 
@@ -282,7 +385,8 @@ class Training:
                 num_bytes = self._layout().num_bytes
             file = StateFile(num_bytes)
             with self._beside():
-                layout, round_number = self._layout(), self.round
+                layout = self._layout()
+                round_number = self.round
                 # A step may have come between.
                 fits = layout.num_bytes == num_bytes
                 if fits:
@@ -327,7 +431,7 @@ class Training:
         self._num_averaged = 0
 
     def is_at(self, kept: dict[str, Any]) -> bool:
-        """Whether a checkpoint is of this moment."""
+        """Return whether a checkpoint is of this moment."""
         with self._lock:
             return bool(kept["round"] == self.round and kept["samples"] == self.samples.to_json())
 
@@ -339,7 +443,8 @@ class Training:
     def from_checkpoint(self, kept: dict[str, Any]) -> None:
         """Take it in again, after parameters and optimizer."""
         with self._changing():
-            self.round, self._base_round = kept["round"], kept["base_round"]
+            self.round = kept["round"]
+            self._base_round = kept["base_round"]
             self.samples = Samples(**kept["samples"])
             self._num_new = self.samples.outstanding
             self._mode.from_checkpoint(kept["mode"])

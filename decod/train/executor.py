@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from decod.clocks import Stopwatch
 from decod.compression.fragments import StagePlans
 from decod.errors import TrainingError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.stopwatch import Stopwatch
 from decod.train.adamw import clip_factor, learning_rate
 from decod.train.checkpoint.entries import StateBytes, TensorEntry
 from decod.train.committed_state import CommittedState, Proposal, SnapshotLayout, take_snapshot

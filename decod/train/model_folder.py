@@ -9,10 +9,10 @@ judges the folder before it invites any node.
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.damage import BEGINNING_BYTES, Damage, find_damage, hub_advice, is_cut_json
 from decod.data.dataset import Dataset
 from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
 from decod.errors import DataError
+from decod.files import BEGINNING_BYTES, Damage, find_damage, hub_advice, is_cut_json
 from decod.model.weights import find_weights, read_config, require_no_adapter
 from decod.run.model_config import ModelConfig, ModelDtype
 from decod.texts import why_of

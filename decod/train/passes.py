@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decod.clocks import Stopwatch
 from decod.compression.codecs import decode, encode
 from decod.compression.coding import CompressionError
 from decod.data.block import Block
@@ -34,7 +35,6 @@ from decod.model.stage import FirstStage, Stage
 from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED
 from decod.run.model_config import ModelConfig
 from decod.run.training_config import BatchConfig
-from decod.stopwatch import Stopwatch
 from decod.train.copies import arrived, arriving, number
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from decod.clocks import Stopwatch
 from decod.errors import NonFiniteError, TrainingError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
-from decod.stopwatch import Stopwatch
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout

@@ -5,7 +5,7 @@ The node process starts it with an inherited socket and memory file. Nobody type
 
 from collections.abc import Sequence
 
-from decod.signals import die_with_parent
+from decod.process import die_with_parent
 from decod.worker.job_methods import JobRunner
 from decod.worker.serving import end_at_once, serve_inherited
 

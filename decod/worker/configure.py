@@ -8,10 +8,10 @@ from typing import Any, TypeVar, get_type_hints
 
 import torch
 
+from decod.clocks import Stopwatch
 from decod.errors import ConfigError
 from decod.host_limits import num_processors
 from decod.run.run_config import RunConfig
-from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.shared import parse_folder
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig, Rows

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
+from decod.clocks import Purpose, Stopwatch
 from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError
 from decod.protocol.core.job_codec import fields_of, kind_of, methods_of, runs
 from decod.protocol.core.jobs import BaseJob, DoNothing, Nothing
-from decod.stopwatch import Purpose, Stopwatch
 from decod.train.copies import Departure
 from decod.worker.arena_view import Arena
 from decod.worker.job import Request, error_reply, malformed

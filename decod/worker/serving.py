@@ -13,8 +13,7 @@ from threading import Lock
 from typing import IO, Any, NoReturn
 
 from decod.errors import DecodError
-from decod.heap import keep_freed_memory
-from decod.signals import LEAVE_SIGNALS
+from decod.process import LEAVE_SIGNALS, keep_freed_memory
 from decod.worker.arena_view import Arena
 from decod.worker.job import error_reply, malformed
 from decod.worker.runner import Runner

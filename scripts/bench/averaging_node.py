@@ -24,22 +24,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from bench.averaging import NUM_ELEMENTS, done, now_s, own_cpu_s, say
 from bench.averaging_jobs import Check, Fill
 from bench.plaintext import take_off_tls
+from decod.clocks import wall_clock
 from decod.compression.plan import Method
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.open_files import raise_limit
 from decod.daemon.run_facts import sizes_of, tensor_sizes
 from decod.driver.arena import ArenaAllocator
-from decod.driver.compute import ComputeProcess
+from decod.driver.compute import ComputeProcess, PlanningProcess
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.event_loop import run_loop
-from decod.driver.planning import PlanningProcess
-from decod.gc_pauses import keep_pauses_short
-from decod.heap import keep_freed_memory
 from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.identity import HostKey, identity_of
 from decod.membership.papers import TERMS, Membership
 from decod.membership.registrar import founder_papers
 from decod.net.server import PeerServer
+from decod.process import keep_freed_memory, keep_pauses_short
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core import events as ev
 from decod.protocol.core.context import Context
@@ -53,7 +52,6 @@ from decod.protocol.node_machine import NodeMachine
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig, SyncConfig, SyncMethod
-from decod.wall_clock import wall_clock
 
 RUN_ID = RunId("a" * 26)
 STAGE = 1

@@ -28,12 +28,12 @@ from decod.daemon.exporting import export_model
 from decod.daemon.resume import Resumed, find_all, find_resumed
 from decod.daemon.run_facts import RunPart
 from decod.daemon.run_snapshot import SnapshotSources
+from decod.driver.arena import StateCopies
+from decod.driver.driver import CoreHandle
 from decod.driver.fetching import ServedState
-from decod.driver.handle import CoreHandle
-from decod.driver.state_copies import StateCopies
 from decod.ids import RunId
 from decod.journal.run_progress import RunProgress
-from decod.membership.charter import new_charter
+from decod.membership.statements import new_charter
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, DownloadTerms, download
 from decod.net.net_limits import Limits

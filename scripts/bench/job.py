@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from decod.config.run_file import DataSource, load_run_file
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, load_run_file, render_run_file
 from decod.data.corpus import library_files
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare

@@ -25,11 +25,9 @@ from bench.memory import forget_peak, peak_bytes, report_peak, resident_bytes
 from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import described
 from decod.daemon.disk_states import DiskStates, StoredChunks
-from decod.driver.arena import ArenaAllocator
+from decod.driver.arena import ArenaAllocator, Sizes, StateCopies
 from decod.driver.compute import ComputeProcess
 from decod.driver.driver import DriverPorts, NodeDriver
-from decod.driver.job_sizes import Sizes
-from decod.driver.state_copies import StateCopies
 from decod.files import PieceFile
 from decod.model.hf import config_to_hf
 from decod.protocol.core import effects as fx

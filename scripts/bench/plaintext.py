@@ -15,7 +15,7 @@ import grpc.aio
 from grpc.aio._server import Server
 
 from decod.membership.certificates import Caller, first_of
-from decod.net import connected_peer as peer
+from decod.net import door
 
 
 def take_off_tls() -> None:
@@ -37,7 +37,7 @@ def take_off_tls() -> None:
     anything.aio.secure_channel = open_plain
     server_of.add_secure_port = listen
     # Others have imported the function already.
-    peer.caller_in.__code__ = _caller_in.__code__
+    door.caller_in.__code__ = _caller_in.__code__
 
 
 def _caller_in(context: Any) -> Caller | None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from decod.config.run_file import DataSource
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, render_run_file
 from decod.run.run_config import RunConfig
 from decod.train.checkpoint.store import CheckpointConfig
 from tests.support import unhurried

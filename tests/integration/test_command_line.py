@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from tests.support.cluster import assert_refused, child_environment, run_decod

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.run_file import DataSource
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, render_run_file
 from decod.train.checkpoint.store import CheckpointConfig
 from tests.support import in_files
 from tests.support.cluster import Cluster, run_decod

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from decod.config.run_file import DataSource
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, render_run_file
 from decod.train.checkpoint.store import CheckpointConfig
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, run_decod, takes_part

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.run_file import DataSource
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, render_run_file
 from decod.model.shape import model_shapes
 from decod.model.stage import TORCH_DTYPES, initial_weight
 from decod.run.run_config import RunConfig

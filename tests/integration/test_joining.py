@@ -17,7 +17,7 @@ from decod.config.needs import stage_needs
 from decod.daemon.control import ask
 from decod.daemon.member_admission import enter
 from decod.membership.identity import load_or_create_identity
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from tests.support import misdated

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from decod.base32 import base32
+from decod.texts import base32
 from tests.support.cluster import Cluster, Daemon, run_decod
 from tests.support.runs import make_run
 

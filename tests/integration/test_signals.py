@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from decod.config.run_file import DataSource
-from decod.config.template import render_run_file
-from decod.membership.token import Token
+from decod.config.run_file import DataSource, render_run_file
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
+from decod.process import LEAVE_SIGNALS
 from decod.protocol.core.view import Role
-from decod.signals import LEAVE_SIGNALS
 from tests.support import terminal, unhurried
 from tests.support.cluster import Cluster, Daemon
 from tests.support.runs import make_run

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from decod.ids import RunId
-from decod.membership.sealing import DecisionSeals
+from decod.membership.statements import DecisionSeals
 from decod.protocol.core.context import Identity
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Role

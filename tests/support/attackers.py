@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import grpc
 import grpc.aio
 
+from decod.clocks import wall_clock
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME, TlsIdentity
 from decod.membership.papers import Membership
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net import channel
 from decod.net.address import split_address
 from decod.net.ask import ask_status
@@ -27,7 +28,6 @@ from decod.net.enrolment import Enrollee, enroll
 from decod.net.net_limits import LIMITS
 from decod.protocol.core import messages as m
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 from tests.support.members import data_node, host_key

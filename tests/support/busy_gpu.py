@@ -33,7 +33,7 @@ class _Driver:
 
 
 def _make_up(file: Path) -> None:
-    from decod.config.pause_rules import PauseRule
+    from decod.config.schedule import PauseRule
     from decod.daemon.device_owner import HostDevice
     from decod.daemon.pausing import keeper, pause_probes
     from decod.daemon.pausing.pause_probes import OwnGpu

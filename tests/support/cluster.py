@@ -20,9 +20,7 @@ from tempfile import TemporaryFile
 from types import TracebackType
 from typing import IO, Any, Self
 
-from decod.base32 import from_base32
-from decod.config.run_file import DataSource
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, render_run_file
 from decod.daemon.control import ask
 from decod.daemon.member_admission import enter, known_membership
 from decod.errors import DecodError
@@ -31,6 +29,7 @@ from decod.membership.papers import Membership
 from decod.net.join_string import DATA_LABEL, LABEL, JoinString
 from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
+from decod.texts import from_base32
 from tests.support import forked
 from tests.support.members import host_key
 from tests.support.network import Network, inside

@@ -11,16 +11,14 @@ import umsgpack
 from kademlia.node import Node
 
 from decod.ids import RunId
-from decod.membership.authors import Authors
 from decod.membership.papers import Membership
-from decod.net.counters import Counters
+from decod.membership.statements import Authors
 from decod.net.dht import Dht, DhtPorts
-from decod.net.dht_datagram import REPLY, WELCOME, run_tag
-from decod.net.dht_limits import DhtLimits
+from decod.net.dht_datagram import REPLY, WELCOME, Session, Sessions, new_nonce, run_tag
 from decod.net.dht_protocol import DhtProtocol
 from decod.net.dht_record import RecordReader, RecordStore, record_body, record_statement
-from decod.net.dht_session import Session, Sessions, new_nonce
-from decod.net.dht_table import ContactTable
+from decod.net.dht_table import ContactTable, DhtLimits
+from decod.net.net_limits import Counters
 from tests.support.members import data_node, volunteer
 
 RUN = RunId("r" * 26)

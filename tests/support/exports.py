@@ -8,7 +8,7 @@ import tokenizers
 import torch
 from tokenizers import models, pre_tokenizers, processors
 
-from decod.config.card import CardConfig
+from decod.config.run_file import CardConfig
 from decod.config.schema import Manifest
 from decod.daemon.exporting import CardFacts, complete_folder
 from decod.data.dataset import Dataset

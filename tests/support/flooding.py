@@ -16,7 +16,6 @@ from typing import Any
 
 import grpc.aio
 
-from decod.base32 import from_base32
 from decod.daemon.member_admission import known_membership
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME
@@ -24,6 +23,7 @@ from decod.membership.papers import Membership, keep_papers, membership_folder
 from decod.net import channel
 from decod.net.net_limits import LIMITS
 from decod.protocol.core import messages as m
+from decod.texts import from_base32
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, state_pb2, tensor_pb2

@@ -10,11 +10,17 @@ from typing import Any
 
 import umsgpack
 
-from decod.net.counters import PEERS_MAX
 from decod.net.dht import Dht
-from decod.net.dht_datagram import GREETING, GREETING_SIZE_BYTES, REPLY, REQUEST, WELCOME
+from decod.net.dht_datagram import (
+    GREETING,
+    GREETING_SIZE_BYTES,
+    REPLY,
+    REQUEST,
+    WELCOME,
+    kademlia_id_of,
+)
 from decod.net.dht_record import LEADER, PEER
-from decod.net.dht_session import kademlia_id_of
+from decod.net.net_limits import PEERS_MAX
 from tests.support.dht import (
     BOUNDLESS,
     Clock,

@@ -10,7 +10,7 @@ PROGRAM = (sys.executable, "-u", "-m", "tests.support.in_files")
 
 if __name__ == "__main__":
     from decod.cli.main import main
-    from decod.driver import state_copies
+    from decod.driver import arena
 
-    state_copies.IN_MEMORY_MAX_BYTES = 0
+    arena.IN_MEMORY_MAX_BYTES = 0
     sys.exit(main())

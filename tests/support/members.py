@@ -7,6 +7,7 @@ from functools import cache
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from decod.clocks import wall_clock
 from decod.ids import NodeId
 from decod.membership.ban_list import Ban
 from decod.membership.certificates import (
@@ -30,7 +31,6 @@ from decod.membership.registrar import (
 from decod.membership.tokens import Tokens
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 
 
 def host_key(name: str) -> HostKey:

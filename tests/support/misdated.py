@@ -7,7 +7,7 @@ import sys
 import time
 from types import SimpleNamespace
 
-from decod import wall_clock
+from decod import clocks
 
 DAY_AHEAD = (sys.executable, "-u", "-m", "tests.support.misdated", "86400")
 
@@ -15,7 +15,7 @@ DAY_AHEAD = (sys.executable, "-u", "-m", "tests.support.misdated", "86400")
 if __name__ == "__main__":
     offset_s = float(sys.argv.pop(1))
     clock = SimpleNamespace(time=lambda: time.time() + offset_s)  # noqa: TID251 - what is wrong.
-    wall_clock.time = clock  # type: ignore[assignment]
+    clocks.time = clock  # type: ignore[assignment]
     from decod.cli.main import main
 
     sys.exit(main())

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.daemon.page.app import HttpServer, page_app
 from decod.daemon.page.feed import PageFeed
 from decod.ids import NodeId
 from decod.journal.history import RunHistory, SeenMember
-from decod.wall_clock import wall_clock
 from tests.support.noted import noted
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from decod.driver.event_loop import run_loop
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.certificates import MEMBER_NAME
-from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.membership.receipts import ReceiptAnswer
+from decod.membership.statements import new_charter
 from decod.net import channel
 from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient

@@ -13,7 +13,7 @@ import time
 from itertools import cycle
 from typing import Any
 
-from decod import wall_clock
+from decod import clocks
 from decod.cli.main import main
 
 
@@ -35,7 +35,7 @@ class SkewedTime:
 
 if __name__ == "__main__":
     skewed = SkewedTime(float(sys.argv[1]))
-    for module in (wall_clock, logging):
+    for module in (clocks, logging):
         module.time = skewed  # type: ignore[attr-defined]
     del sys.argv[1]
     sys.exit(main())

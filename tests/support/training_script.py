@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import decod
 from decod.errors import DecodError
-from decod.optimizer import node_process
+from decod.optimizer import node_link
 
 _never = threading.Event()
 
@@ -181,7 +181,7 @@ def run(script: Script) -> None:
     torch.set_num_threads(script.threads)
     if script.node_late_s:
         late = "-m", "tests.support.late_node", str(script.node_late_s)
-        node_process.COMMAND = (sys.executable, *late)  # type: ignore[assignment]
+        node_link.COMMAND = (sys.executable, *late)  # type: ignore[assignment]
     model = make_model(script)
     wrapped = OPTIMIZERS[script.optimizer](model.parameters())
     optimizer = decod.CollaborativeOptimizer(

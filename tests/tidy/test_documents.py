@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2
 from grpc_tools import protoc
 
 from decod.cli.main import COMMANDS, cli
-from decod.config.template import render_run_file
+from decod.config.run_file import render_run_file
 from decod.errors import DISTRIBUTION, DecodError
 from decod.exit_codes import MEANINGS, ExitCode
 from tests.support.machines import PROTOCOL, core_files, machine_files, machines_of

@@ -12,9 +12,8 @@ import pytest
 from tests.tidy.test_code import ROOT, parse, python_files, where
 
 ALLOWED = {
-    ("decod/heap.py", "ctypes"): "calls mallopt of the C library that this process has loaded",
+    ("decod/process.py", "ctypes"): "calls mallopt and prctl of the C library",
     ("decod/insight/host_checks.py", "ctypes"): "asks adjtimex of the C library, without a change",
-    ("decod/signals.py", "ctypes"): "asks prctl to end a process with the one before it",
     ("decod/insight/bugreport.py", "tarfile"): "writes an archive of its own texts; reads none",
     ("decod/config/__init__.py", "importlib.import_module"): "the names are in a table there",
     (

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
-from decod.config.pause_rules import DEFAULT_PAUSE_RULES, PauseRule
-from decod.config.schedule import WorkHours
+from decod.config.schedule import DEFAULT_PAUSE_RULES, PauseRule, WorkHours
 from decod.daemon.pausing.pause_probes import (
     Circumstances,
     NvidiaMl,
@@ -30,7 +30,6 @@ from decod.daemon.pausing.pause_probes import (
 from decod.errors import DecodError, NetworkError
 from decod.journal.logs import log_note
 from decod.tasks import in_thread
-from decod.wall_clock import wall_clock
 
 _log = logging.getLogger("decod")
 

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import psutil
 
-from decod.config.pause_rules import PauseRule
-from decod.config.schedule import WorkHours
+from decod.config.schedule import PauseRule, WorkHours
 
 # The decision whether a node is to pause: a pure state machine in the time of its caller.
 #

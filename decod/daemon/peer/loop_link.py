@@ -1,6 +1,6 @@
 """The node's end of the connection to its training loop.
 
-Messages are JSON, one a line: `decod/optimizer/messages.py` lists them. The loop is our own code,
+Messages are JSON, one a line: `decod/optimizer/node_link.py` lists them. The loop is our own code,
 in another process. It may end at any moment.
 """
 
@@ -16,8 +16,7 @@ from decod.compression.fragments import StagePlans
 from decod.compression.plan import CompressionConfig, Method
 from decod.config.terms import RunTerms
 from decod.daemon.control import describe_error
-from decod.driver.arena import ArenaAllocator
-from decod.driver.job_sizes import Sizes
+from decod.driver.arena import ArenaAllocator, Sizes
 from decod.errors import DecodError, MalformedMessageError
 from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.core.messages.round_messages import Height

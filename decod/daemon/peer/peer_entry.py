@@ -5,7 +5,6 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from decod.base32 import base32
 from decod.config.node_config import default_state_dir
 from decod.config.terms import RunTerms
 from decod.daemon.contact import patiently
@@ -16,12 +15,13 @@ from decod.daemon.reachability import useless_here
 from decod.daemon.run_facts import RunClock
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId, RunId
-from decod.membership.charter import new_charter
 from decod.membership.credential import Statement
 from decod.membership.papers import TERMS, Membership
+from decod.membership.statements import new_charter
 from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
+from decod.texts import base32
 
 # The state folders of training loops that have chosen none.
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from decod.clocks import Stopwatch
 from decod.daemon.gateway import TensorTraffic
 from decod.daemon.twins import Twins
 from decod.driver.peer_driver import PeerDriver, StateCopy
@@ -12,9 +13,8 @@ from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.memory_files import is_in_memory, new_memory_file
-from decod.net.ask import Found, HelloInfo, HelloRequest
+from decod.net.ask import DialBack, Found, HelloInfo, HelloRequest
 from decod.net.client import PeerClient
-from decod.net.dial_back import DialBack
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, DownloadTerms, download
 from decod.net.rate_caps import UNLIMITED, Pace
@@ -22,7 +22,6 @@ from decod.protocol.collaboration.loop import LoadState
 from decod.protocol.core.events import Received, SendFailed, TensorLate
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.round_messages import PEERS_MAX, Greeting, Height, RoundMessage
-from decod.stopwatch import Stopwatch
 from decod.train.checkpoint.description import QuietSink
 from decod.wire.codec import Decoded
 

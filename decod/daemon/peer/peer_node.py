@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.frontend import unknown_request
 from decod.daemon.gateway import TensorTraffic
@@ -55,7 +56,6 @@ from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import BaseJob, Configure
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
-from decod.wall_clock import wall_clock
 
 # Where newcomers are sent, and who may admit them, as a peer of a collaborative run knows it.
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.run_facts import RunPart
 from decod.errors import ConfigError, install_hint
 from decod.tasks import cancelled
 from decod.texts import clean_text, why_of
-from decod.wall_clock import wall_clock
 
 ROWS_WAITING_MAX = 10_000
 """Rows that wait for the process. Of more, the oldest are dropped."""

@@ -146,7 +146,7 @@ def join(*, graph_path: Path, candidates_path: Path, policy: str, seed: int, as_
       decod lab plan join graph.json --candidates candidates.json
       decod lab plan join graph.json --candidates candidates.json --policy optimal --json
     """
-    from decod.config.json_file import STDIN
+    from decod.config.strict import STDIN
     from decod.lab.files.graph_file import load_candidates, load_graph
     from decod.lab.planner.joins import plan_joins
 

@@ -63,7 +63,7 @@ def servers(
       decod lab plan servers hosts.json --method paper --stages 3 --json
       decod lab plan servers hosts.json --layout layout.json
     """
-    from decod.config.json_file import STDIN
+    from decod.config.strict import STDIN
     from decod.lab.files.hosts_file import load_hosts, load_layout
     from decod.lab.planner.servers.advice import advise
     from decod.lab.planner.servers.objective import iteration_time_s

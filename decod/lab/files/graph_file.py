@@ -12,9 +12,7 @@ from typing import Annotated, Literal, NoReturn
 
 from pydantic import Field
 
-from decod.config.json_file import name_of, read_json
-from decod.config.mirror import show_value
-from decod.config.strict import StrictModel, list_model_keys
+from decod.config.strict import StrictModel, list_model_keys, name_of, read_json, show_value
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.lab.planner.joins import Newcomer

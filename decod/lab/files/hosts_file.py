@@ -13,10 +13,15 @@ from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field
 
-from decod.config.json_file import check_json, name_of, read_json
-from decod.config.mirror import show_value
 from decod.config.needs import layer_flops
-from decod.config.strict import StrictModel, list_model_keys
+from decod.config.strict import (
+    StrictModel,
+    check_json,
+    list_model_keys,
+    name_of,
+    read_json,
+    show_value,
+)
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.lab.files.work_of_run import training_work, work_of

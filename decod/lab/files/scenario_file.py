@@ -16,8 +16,15 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 
 from pydantic import Field, ValidationError
 
-from decod.config.mirror import MirrorError, build, show_value
-from decod.config.strict import StrictModel, explain, list_model_keys, read_file
+from decod.config.strict import (
+    MirrorError,
+    StrictModel,
+    build,
+    explain,
+    list_model_keys,
+    read_file,
+    show_value,
+)
 from decod.errors import ConfigError
 from decod.lab.sim.layouts import ROUTING_NAMES, with_routing
 from decod.protocol.flows.registry import ROUTINGS

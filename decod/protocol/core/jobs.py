@@ -3,7 +3,7 @@
 A job is described here alone: its fields, when it is run (`turn`), what makes it stale (`scope`),
 and what comes back (`result`). It travels by its fields (`protocol/core/job_codec.py`). A new kind
 needs a class here, and a method marked `@runs` in `worker/job_methods.py` and
-`sim/simulated_compute.py`; if it has outputs, their sizes in `driver/job_sizes.py`. A job with
+`sim/simulated_compute.py`; if it has outputs, their sizes in `driver/arena.py`. A job with
 `beside_device` needs no tensors: another process runs it, at once and whatever the device does
 (`worker/planning/`, `sim/simulated_device.py`).
 """

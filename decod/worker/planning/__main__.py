@@ -14,9 +14,9 @@ from contextlib import suppress
 from typing import Any
 
 from decod.planner.deciding import decide
+from decod.process import LEAVE_SIGNALS
 from decod.protocol.core.job_codec import fields_of, parsed
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
-from decod.signals import LEAVE_SIGNALS
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from decod.cli.main import main
+from decod.clocks import wall_clock
 from decod.daemon.node_folder import StateFolder
 from decod.membership.audit_log import FOLDER, AuditEvent, AuditLog, log_files
 from decod.membership.identity import keep_identity
 from decod.membership.papers import Membership, membership_folder
-from decod.wall_clock import wall_clock
 from tests.support.members import data_node, host_key
 
 NODE = data_node("writer")

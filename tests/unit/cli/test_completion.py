@@ -13,8 +13,7 @@ from click.shell_completion import ShellComplete
 
 from decod.cli.main import COMMANDS, cli
 from decod.cli.run_command import MODEL_PRESET_NAMES, SYNC_PRESET_NAMES
-from decod.config.model_presets import MODEL_PRESETS
-from decod.config.presets import PRESETS
+from decod.config.presets import MODEL_PRESETS, PRESETS
 
 HEAVY = {"torch", "numpy", "grpc", "pydantic", "transformers", "tokenizers"}
 """Modules that take time to import. A shell waits for each completion."""

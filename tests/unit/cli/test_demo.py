@@ -28,7 +28,7 @@ from decod.cli.demo_command import (
 )
 from decod.cli.demo_nodes import Child, DemoError, Fleet, interrupted_by_signals
 from decod.cli.demo_progress import DemoCommit, PlainDisplay, parse_progress
-from decod.config.template import render_run_file
+from decod.config.run_file import render_run_file
 
 FAKE = Path(__file__).with_name("fake_decod.py")
 NUM_ITERATIONS = 8

@@ -10,7 +10,7 @@ from decod.config.node_config import DEFAULT_PORT
 from decod.exit_codes import ExitCode
 from decod.insight.doctor import Patient, Tell
 from decod.insight.host_checks import Diagnosis, doubtful, failed, fine
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from tests.support.members import ROOT

@@ -9,7 +9,7 @@ import pytest
 
 from decod.cli.main import main
 from decod.config import secret
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from tests.support.members import ROOT

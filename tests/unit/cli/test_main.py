@@ -22,7 +22,7 @@ from decod.cli.standard_output import json_text
 from decod.daemon.node_folder import StateFolder
 from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
 from decod.exit_codes import ExitCode
-from decod.signals import LEAVE_SIGNALS
+from decod.process import LEAVE_SIGNALS
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from decod.base32 import base32
 from decod.cli.main import main
 from decod.exit_codes import ExitCode
 from decod.ids import RunId
 from decod.membership.identity import HostKey
 from decod.membership.papers import Membership, membership_folder
 from decod.membership.receipts import Receipts, Work, check_receipt, keep_receipts, new_receipt
+from decod.texts import base32
 from tests.support.members import ROOT, data_node, host_key, volunteer
 
 RUN = RunId("r" * 26)

@@ -9,9 +9,8 @@ import pytest
 from decod.cli.main import main
 from decod.compression.plan import Method
 from decod.config import RunConfig, load_run_file
-from decod.config.model_presets import MODEL_PRESETS
-from decod.config.presets import PRESETS
-from decod.config.template import render_run_file
+from decod.config.presets import MODEL_PRESETS, PRESETS
+from decod.config.run_file import render_run_file
 from decod.run.training_config import OptimizerConfig, SyncConfig, SyncMethod
 
 USUAL_RUN = replace(

@@ -11,7 +11,7 @@ import pytest
 from decod.cli import service_command as module
 from decod.cli.main import main
 from decod.cli.service_unit import Service, quote, render_unit
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from tests.support.fake_daemon import FakeDaemon

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from decod.config.model_presets import MODEL_PRESETS
 from decod.config.needs import stage_needs
+from decod.config.presets import MODEL_PRESETS
 from decod.config.schema import plans_of
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks

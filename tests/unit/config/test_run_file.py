@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.config.run_file import DataSource, load_run_file, locate_keys
-from decod.config.template import field_comments, render_run_file
+from decod.config.run_file import (
+    DataSource,
+    field_comments,
+    load_run_file,
+    locate_keys,
+    render_run_file,
+)
 from decod.errors import ConfigError
 from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.config.units import read_rate, read_size, show_rate, show_size
+from decod.config.node_config import read_rate, read_size, show_rate, show_size
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from typing import Any, cast
 from decod.config.schema import Manifest
 from decod.daemon.run_facts import RunPart
 from decod.daemon.run_snapshot import SnapshotSources
-from decod.driver.driver import NodeDriver
+from decod.driver.driver import CoreHandle, NodeDriver
 from decod.driver.fetching import ServedState
-from decod.driver.handle import CoreHandle
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.journal.run_progress import RunProgress
-from decod.membership.charter import new_charter
+from decod.membership.statements import new_charter
 from decod.net.storing import NoStoreError
 from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import BlockCommits, Event

@@ -14,8 +14,8 @@ from decod.daemon.run_facts import RunPart
 from decod.driver.driver import NodeDriver
 from decod.ids import RunId
 from decod.membership.ban_list import BanBook
-from decod.membership.charter import new_charter
 from decod.membership.papers import membership_folder
+from decod.membership.statements import new_charter
 from decod.protocol.core.effects import Note
 from decod.protocol.core.view import Role
 from decod.run.model_config import ModelConfig

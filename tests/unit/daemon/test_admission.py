@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.daemon import member_admission as module
 from decod.daemon.member_admission import (
     enter,
@@ -19,14 +20,12 @@ from decod.daemon.member_admission import (
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.membership.papers import TERMS, Membership, PaperTerms, keep_papers, membership_folder
 from decod.membership.registrar import Registrar
-from decod.membership.token import Token
-from decod.membership.tokens import Tokens
+from decod.membership.tokens import Token, Tokens
+from decod.net.channel import UnansweredError
 from decod.net.enrolment import UnknownTokenError
-from decod.net.failure import UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.server import DataServices, PeerServer
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 from tests.support.members import host_key, new_volunteer
 from tests.support.peers import RUN, Host, no_receipts
 from tests.waiting import wait_until

@@ -22,8 +22,17 @@ from decod.daemon.audit_feed import (
     feed_of,
 )
 from decod.journal.event_specs import EVENTS
-from decod.membership.audit_check import AuditLine, check_log, find_logs, parse_line
-from decod.membership.audit_log import FOLDER, AuditEvent, AuditLog, log_files, read_lines
+from decod.membership.audit_log import (
+    FOLDER,
+    AuditEvent,
+    AuditLine,
+    AuditLog,
+    check_log,
+    find_logs,
+    log_files,
+    parse_line,
+    read_lines,
+)
 from decod.membership.papers import Membership, membership_folder
 from decod.net.door import PeerFault
 from tests.support.disk import small_disk

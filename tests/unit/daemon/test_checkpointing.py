@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import override
 
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints
-from decod.driver import state_copies
+from decod.driver import arena
 from decod.errors import ConfigError
 from decod.protocol.core.era import Mark
 from decod.train.checkpoint.places import FileOperations
@@ -383,7 +383,7 @@ def test_what_does_not_fit_into_memory_is_not_begun(tmp_path: Path) -> None:
 def test_a_state_whose_copy_goes_to_a_file_needs_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_copies, "IN_MEMORY_MAX_BYTES", 0)
+    monkeypatch.setattr(arena, "IN_MEMORY_MAX_BYTES", 0)
 
     async def test() -> None:
         run = FakeRun(tmp_path, "r1a", iteration=0)

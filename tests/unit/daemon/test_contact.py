@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.config.schema import Manifest
 from decod.daemon.contact import (
     Contact,
@@ -27,16 +28,15 @@ from decod.errors import (
 )
 from decod.ids import RunId
 from decod.membership.ban_list import BanBook
-from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
+from decod.membership.statements import new_charter
 from decod.net import dht_record
 from decod.net.ask import HelloInfo
+from decod.net.channel import UNANSWERED, ClosedError, UnansweredError
 from decod.net.dht import Dht
-from decod.net.failure import UNANSWERED, ClosedError, UnansweredError
 from decod.net.join_string import JoinString
 from decod.net.rate_caps import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
-from decod.wall_clock import wall_clock
 from tests.support.members import ban, data_node, host_key, new_data_node, unban, volunteer
 from tests.unit.daemon.nodes import RUN_ID, make_manifest
 

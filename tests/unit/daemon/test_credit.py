@@ -11,7 +11,7 @@ from decod.daemon.metrics import CreditCounter
 from decod.daemon.run_facts import RunPart
 from decod.daemon.status import for_members
 from decod.journal.credit_file import FILE_NAME, CreditLedger, read_credit
-from decod.membership.charter import new_charter
+from decod.membership.statements import new_charter
 from decod.protocol.core.effects import CountWork
 from tests.support.members import data_node
 from tests.unit.daemon.nodes import RUN_ID, STRANGER, make_manifest

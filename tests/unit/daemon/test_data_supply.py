@@ -16,8 +16,7 @@ from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.driver.arena import ArenaAllocator
 from decod.driver.compute import Compute, JobError, Reply
-from decod.driver.driver import NodeDriver
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle, NodeDriver
 from decod.errors import DataError
 from decod.ids import MicrobatchId, NodeId, RunId
 from decod.net.block_transfer import BlockRequest

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from decod.config.node_config import NodeConfig
-from decod.config.node_settings import SETTINGS
-from decod.config.pause_rules import PauseRule
-from decod.config.schedule import WorkHours
-from decod.config.settings_file import SETTINGS_FILE
+from decod.config.node_settings import SETTINGS, SETTINGS_FILE
+from decod.config.schedule import PauseRule, WorkHours
 from decod.daemon.desk import Desk
 from decod.errors import ConfigError
 

@@ -12,7 +12,7 @@ from decod.daemon import volunteer as module
 from decod.daemon.volunteer import JoinOptions, run_dry
 from decod.errors import HardwareError
 from decod.membership.identity import load_or_create_identity
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.run.model_config import ModelConfig, StagesConfig

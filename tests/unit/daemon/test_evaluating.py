@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from decod.config.evaluation import EvaluationConfig
-from decod.config.run_file import DataSource, RunFile
+from decod.config.run_file import DataSource, EvaluationConfig, RunFile
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare

@@ -13,7 +13,7 @@ from decod.daemon.node import Node
 from decod.daemon.volunteer import find_reach
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
-from decod.net.port_mapping import PortMapper
+from decod.net.interfaces import PortMapper
 from decod.protocol.core.view import Reach, Role
 
 LEADER = NodeId("l" * 52)

@@ -18,7 +18,7 @@ from decod.driver.driver import NodeDriver
 from decod.driver.fetching import ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
-from decod.net.dial_back import DialBack, Dialled
+from decod.net.ask import DialBack, Dialled
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.core.effects import FetchState, Note
 from decod.protocol.core.events import Received, SendFailed, TensorLate

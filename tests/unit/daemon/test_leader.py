@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from decod.config.evaluation import EvaluationConfig
 from decod.config.node_config import NodeConfig
-from decod.config.run_file import DataSource, RunFile
+from decod.config.run_file import DataSource, EvaluationConfig, RunFile
 from decod.daemon import entry as place_module
 from decod.daemon import leader_daemon as module
 from decod.daemon.contact import Contact
@@ -32,8 +31,8 @@ from decod.errors import (
     NetworkError,
     RejectedError,
 )
-from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
+from decod.membership.statements import new_charter
 from decod.protocol.core.effects import Stop, StopReason
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.protocol_config import ProtocolConfig

@@ -9,7 +9,7 @@ import pytest
 
 from decod.daemon import leaving as module
 from decod.daemon.leaving import Leaving, LeftEarlyError, run_until_left
-from decod.signals import LEAVE_SIGNALS
+from decod.process import LEAVE_SIGNALS
 from tests.waiting import wait_until
 
 

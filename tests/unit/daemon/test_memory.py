@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from decod.clocks import Stopwatch
 from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig, Recompute, Spread
 from decod.daemon.device_owner import HostDevice
@@ -23,7 +24,6 @@ from decod.protocol.core.view import Role
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig
-from decod.stopwatch import Stopwatch
 from decod.texts import size_text
 from tests.support.raw_compute import Node as Worker
 from tests.unit.daemon.nodes import make_node

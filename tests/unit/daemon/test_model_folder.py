@@ -9,10 +9,8 @@ import huggingface_hub
 import pytest
 import transformers
 
-from decod.config.card import CardConfig
-from decod.config.carried import CARRIED_MAX_CHARACTERS, NOTHING, Carried
-from decod.config.run_file import load_run_file
-from decod.config.schema import Manifest
+from decod.config.run_file import CardConfig, load_run_file
+from decod.config.schema import CARRIED_MAX_CHARACTERS, NOTHING, Carried, Manifest
 from decod.daemon.checkpointing import carried_in, differences, settings_in, settings_of
 from decod.daemon.exporting import MARK, base_model_of, complete_folder, read_carried, render_card
 from decod.data.dataset import Dataset

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.config.pause_rules import PauseRule
-from decod.config.schedule import WorkHours
+from decod.config.schedule import PauseRule, WorkHours
 from decod.daemon.pausing.pause_probes import (
     CALM_S,
     SCHEDULE,

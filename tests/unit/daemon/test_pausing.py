@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from decod.config.node_config import NodeConfig
-from decod.config.pause_rules import PauseRule
-from decod.config.schedule import WorkHours
+from decod.config.schedule import PauseRule, WorkHours
 from decod.daemon.pausing import keeper
 from decod.daemon.pausing.keeper import Pausing
 from decod.daemon.pausing.pause_probes import GpuProcess, OwnGpu, Probe, Sighting, make_probes

@@ -9,7 +9,7 @@ import pytest
 from decod.daemon.gateway import _INLINE_MAX_BYTES, Proving
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.membership.identity import new_identity
-from decod.membership.tensor_proofs import TensorProofs
+from decod.membership.statements import TensorProofs
 from decod.protocol.core.messages import BackwardGradient, ForwardActivation, Message
 from decod.protocol.core.messages.microbatch_messages import Complete
 from decod.protocol.core.proofs import digest_in, subject_of

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.daemon import invitations as module
 from decod.daemon.invitations import Invitations, TokenRegister
 from decod.daemon.succession import RunContacts
@@ -13,7 +14,6 @@ from decod.membership.papers import Membership
 from decod.membership.registrar import Registrar
 from decod.protocol.core.view import Role
 from decod.tasks import beside
-from decod.wall_clock import wall_clock
 from tests.support.members import data_node, registrar_of
 from tests.support.peers import RUN
 from tests.unit.net.test_enrolment import Door, at_door

@@ -18,7 +18,7 @@ from decod.daemon.run_facts import facts_of
 from decod.errors import NetworkError
 from decod.ids import Iteration, NodeId
 from decod.journal.run_progress import RecentEvents, RunProgress, merged
-from decod.net.failure import banned
+from decod.net.channel import banned
 from decod.protocol.core.context import Identity, NodeState
 from decod.protocol.core.messages import Join, NodeLoad
 from decod.protocol.core.view import Member, Role, View

@@ -15,7 +15,7 @@ from decod.daemon.control import ask
 from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.rejoining import SuspendedNode
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
-from decod.net.failure import banned
+from decod.net.channel import banned
 from decod.protocol.core.effects import Stop, StopReason
 from decod.tasks import LONGEST_S, Backoff
 from tests.unit.daemon.nodes import make_node

@@ -13,7 +13,7 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from decod.cli.main import main
 from decod.config.node_config import NodeConfig
-from decod.config.template import render_run_file
+from decod.config.run_file import render_run_file
 from decod.daemon.metrics import IterationLog
 from decod.daemon.tracking import tracking as module
 from decod.daemon.tracking.tracking import Tracking, TrackingPlan, require_trackers

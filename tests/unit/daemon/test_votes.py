@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decod import durable
+from decod import files
 from decod.daemon.node_folder import KnownPeers, LastRun, VoteFile, tell_unkept
 from decod.errors import HardwareError
 from decod.ids import NodeId, RunId
@@ -42,7 +42,7 @@ def test_on_a_full_disk_the_file_and_the_reason_are_told(
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(durable, "write_durably", full)
+    monkeypatch.setattr(files, "write_durably", full)
     unkept = VoteFile(tmp_path, RUN_ID).keep(VOTE)
     assert unkept == f"{RUN_ID}/vote.json: No space left on device"
     recent = RecentEvents(dict)

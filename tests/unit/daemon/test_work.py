@@ -10,12 +10,12 @@ import pytest
 
 from decod.daemon.run_facts import RunPart
 from decod.daemon.work import WorkLedger
-from decod.driver.handle import CoreHandle
+from decod.driver.driver import CoreHandle
 from decod.errors import NetworkError
 from decod.ids import NodeId
-from decod.membership.charter import new_charter
 from decod.membership.papers import Membership
 from decod.membership.receipts import ReceiptAnswer, load_receipts
+from decod.membership.statements import new_charter
 from decod.net.ask import ask_receipt
 from decod.net.server import DataServices, PeerServer
 from decod.protocol.core.effects import CountWork, StopReason

@@ -8,7 +8,7 @@ import pytest
 
 from decod.compression.fragments import StagePlans
 from decod.compression.plan import CompressionConfig, Method
-from decod.driver.job_sizes import Sizes, output_bytes
+from decod.driver.arena import Sizes, output_bytes
 from decod.ids import MicrobatchId, NodeId
 from decod.planner.deciding import Decided, Unsettled
 from decod.planner.graph import Route
@@ -84,7 +84,7 @@ DAEMONS_JOBS = {
     each
     for each in vars(jobs).values()
     if isinstance(each, type) and issubclass(each, jobs.BaseJob)
-} - {jobs.BaseJob}
+} - {*get_args(jobs.Job), jobs.BaseJob, jobs.Pass, jobs._OfAverage}
 AVERAGES_ONLY = {jobs.Decode, jobs.Use, jobs.Guide}
 
 OF_AVERAGING_PROCESS = (

@@ -10,14 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from decod.driver.arena import ArenaAllocator
-from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, Reply
+from decod.driver.arena import ArenaAllocator, Sizes, TensorRegion
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, PlanningProcess, Reply
 from decod.driver.driver import DriverPorts, NodeDriver
 from decod.driver.fetching import ServedState, outlook
-from decod.driver.job_sizes import Sizes
 from decod.driver.machine_driver import NO_JOB
-from decod.driver.planning import PlanningProcess
-from decod.driver.state_copies import TensorRegion
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import Iteration, JobId, MicrobatchId, NodeId, TensorId
 from decod.planner.deciding import Decided, Unsettled

@@ -7,9 +7,8 @@ from typing import Any, cast
 
 import pytest
 
-from decod.driver.arena import ArenaAllocator
+from decod.driver.arena import ArenaAllocator, Sizes
 from decod.driver.compute import Compute
-from decod.driver.job_sizes import Sizes
 from decod.driver.peer_driver import PeerDriver, PeerPorts, PeerTransport, StateCopy
 from decod.ids import NodeId
 from decod.protocol.collaboration.loop import LoadState, RoundConfig

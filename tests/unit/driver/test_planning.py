@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from decod.driver.compute import ComputeDiedError
-from decod.driver.planning import PlanningProcess
+from decod.driver.compute import ComputeDiedError, PlanningProcess
 from decod.ids import NodeId
 from decod.planner.deciding import Unsettled, decide
 from decod.protocol.core import jobs

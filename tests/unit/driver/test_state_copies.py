@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from decod.driver import state_copies
+from decod.driver import arena
+from decod.driver.arena import CopyFile, StateCopies
 from decod.driver.compute import JobError, Reply
 from decod.driver.fetching import ServedState
-from decod.driver.state_copies import CopyFile, StateCopies
 from decod.ids import JobId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 
 def in_files(bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All copies of the driver's state go to files. Returns their folder."""
-    monkeypatch.setattr(state_copies, "IN_MEMORY_MAX_BYTES", 0)
+    monkeypatch.setattr(arena, "IN_MEMORY_MAX_BYTES", 0)
     bench.driver._copies = StateCopies(folder, DiskRoom(folder, 250))
     return folder / "copies"
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from decod.driver.compute import JobError, Reply
-from decod.driver.timed_compute import DeviceTimes, TimedCompute
+from decod.driver.compute import DeviceTimes, JobError, Reply, TimedCompute
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.daemon.node_folder import KnownPeers
 from decod.errors import RejectedError
 from decod.ids import RunId
@@ -12,11 +13,10 @@ from decod.insight.doctor_asking import Inquiry, inquiry_by_node, inquiry_by_str
 from decod.insight.network_checks import RunningNode
 from decod.membership.identity import HostKey, keep_identity
 from decod.membership.papers import Membership, keep_papers, membership_folder
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.enrolment import Enrollee
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 from tests.support.members import ROOT, host_key, new_volunteer
 
 HOST = host_key("host")

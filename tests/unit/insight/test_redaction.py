@@ -7,7 +7,7 @@ import pytest
 
 from decod.insight.redaction import Redactor, lines_of_keys
 from decod.membership.identity import new_identity
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 

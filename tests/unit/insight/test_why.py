@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from decod.cli.main import main
+from decod.clocks import wall_clock
 from decod.errors import ConfigError, DataError, NotRunningError
 from decod.exit_codes import ExitCode
 from decod.insight import why_evidence as reading
@@ -20,7 +21,6 @@ from decod.insight.why_evidence import (
     records_of,
 )
 from decod.journal.records import Mode, RoundRow
-from decod.wall_clock import wall_clock
 from tests.support.node_records import (
     OTHER,
     OWN,

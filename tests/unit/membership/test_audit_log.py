@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from decod.membership.audit_check import Checked, check_log, find_logs, parse_line
 from decod.membership.audit_log import (
     FOLDER,
     LINE_MAX_BYTES,
     AuditEvent,
     AuditLog,
+    Checked,
     LogHead,
+    check_log,
+    find_logs,
     log_files,
+    parse_line,
     read_lines,
 )
 from decod.membership.papers import Membership, membership_folder

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.membership.ban_list import BANS_MAX, REASON_MAX_CHARACTERS, Ban, BanBook
 from decod.membership.credential import Statement
 from decod.membership.papers import Membership, PaperTerms
 from decod.protocol.core.bans import BanList
-from decod.wall_clock import wall_clock
 from tests.support.members import ROOT, data_node, host_key, new_data_node, new_volunteer
 
 A, B, C = (NodeId(letter * 52) for letter in "abc")

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
 from decod.ids import RunId
-from decod.membership.charter import check_charter, new_charter
 from decod.membership.credential import (
     Credential,
     Statement,
@@ -20,6 +19,7 @@ from decod.membership.credential import (
     statement_from,
     statement_message,
 )
+from decod.membership.statements import check_charter, new_charter
 from decod.protocol.core.view import Role
 from tests.support.members import ROOT, data_node, host_key, volunteer
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.ids import AveragingId, Iteration, RunId
 from decod.limits import SEAL_SIZE_MAX_BYTES
 from decod.membership.papers import Membership
-from decod.membership.sealing import DecisionSeals
+from decod.membership.statements import DecisionSeals
 from decod.protocol.core.messages import BeginAggregation, Mend, Open, Outcome
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Opening
-from decod.wall_clock import wall_clock
 from tests.support.members import data_node, host_key, new_data_node, volunteer
 from tests.unit.protocol.cast import view_of
 
@@ -37,7 +37,7 @@ def sealed(decision: Decision, by: DecisionSeals) -> Decision:
 @pytest.fixture(autouse=True)
 def _real_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Node ids here are short, and the wire's are not."""
-    from decod.membership import sealing as module
+    from decod.membership import statements as module
 
     monkeypatch.setattr(module, "content_of", lambda decision: repr(decision).encode())
 

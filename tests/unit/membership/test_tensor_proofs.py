@@ -7,7 +7,7 @@ import pytest
 from decod.ids import Iteration, MicrobatchId, RunId
 from decod.limits import DIGEST_BYTES, PROOF_BYTES
 from decod.membership.identity import new_identity
-from decod.membership.tensor_proofs import TensorProofs
+from decod.membership.statements import TensorProofs
 from decod.protocol.core.proofs import Subject, digest_in
 
 RUN = RunId("r" * 26)

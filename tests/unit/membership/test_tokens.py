@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from decod.base32 import base32
 from decod.errors import ConfigError, MalformedMessageError
 from decod.ids import NodeId
 from decod.membership import tokens as module
-from decod.membership.token import Token
-from decod.membership.tokens import TOKENS_MAX, Tokens, unpack_records
+from decod.membership.tokens import TOKENS_MAX, Token, Tokens, unpack_records
 from decod.protocol.core.view import Role
+from decod.texts import base32
 
 A, B, C = (NodeId(letter * 52) for letter in "abc")
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from decod.config.run_file import load_run_file
-from decod.config.template import render_run_file
+from decod.config.run_file import load_run_file, render_run_file
 from decod.errors import ConfigError, DataError
 from decod.ids import MicrobatchId
 from decod.model.attention import rotary_tables

@@ -3,6 +3,7 @@
 import grpc
 import pytest
 
+from decod.clocks import wall_clock
 from decod.errors import RejectedError
 from decod.membership.registrar import EnrollRequest, Refusal
 from decod.net import channel
@@ -11,7 +12,6 @@ from decod.net.enrolment import Enrollee, enroll
 from decod.net.net_limits import LIMITS
 from decod.protocol.core import messages as m
 from decod.protocol.core.bans import BanList
-from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 from tests.support.members import (

@@ -8,8 +8,8 @@ from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.net.dht import Dht
-from decod.net.dht_limits import DhtLimits
 from decod.net.dht_record import LEADER, PEER, Record
+from decod.net.dht_table import DhtLimits
 from tests.support.dht import (
     NOW_S,
     QUIET,

@@ -14,11 +14,17 @@ from kademlia.node import Node
 
 from decod.membership.papers import Membership
 from decod.net.dht import Dht
-from decod.net.dht_datagram import GREETING, GREETING_SIZE_BYTES, REPLY, REQUEST, WELCOME, run_tag
-from decod.net.dht_limits import DhtLimits, network_of
+from decod.net.dht_datagram import (
+    GREETING,
+    GREETING_SIZE_BYTES,
+    REPLY,
+    REQUEST,
+    WELCOME,
+    kademlia_id_of,
+    run_tag,
+)
 from decod.net.dht_record import LEADER, PEER, record_key
-from decod.net.dht_session import kademlia_id_of
-from decod.net.dht_table import BUCKET_SIZE
+from decod.net.dht_table import BUCKET_SIZE, DhtLimits, network_of
 from tests.support.dht import (
     BOUNDLESS,
     NOW_S,

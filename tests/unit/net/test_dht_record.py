@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
 from decod.ids import RunId
-from decod.membership.authors import Authors
 from decod.membership.papers import Membership
-from decod.net.counters import Counters
+from decod.membership.statements import Authors
 from decod.net.dht_record import (
     LEADER,
     PEER,
@@ -21,6 +20,7 @@ from decod.net.dht_record import (
     record_key,
     record_statement,
 )
+from decod.net.net_limits import Counters
 from tests.support.dht import NOW_S, RUN, Clock, leads, member, peer, record_of
 from tests.support.members import ROOT, data_node, host_key, new_volunteer, volunteer
 

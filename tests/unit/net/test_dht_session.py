@@ -6,12 +6,17 @@ import pytest
 
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
-from decod.membership.authors import Authors
 from decod.membership.credential import parse_statement
 from decod.membership.papers import Membership
-from decod.net import dht_session
-from decod.net.dht_datagram import GREETING_SIZE_BYTES, PING_SIZE_BYTES
-from decod.net.dht_session import Session, Sessions, new_nonce
+from decod.membership.statements import Authors
+from decod.net import dht_datagram
+from decod.net.dht_datagram import (
+    GREETING_SIZE_BYTES,
+    PING_SIZE_BYTES,
+    Session,
+    Sessions,
+    new_nonce,
+)
 from tests.support.dht import NOW_S, RUN, Clock, member
 from tests.support.members import data_node, host_key, new_volunteer, volunteer
 
@@ -153,7 +158,7 @@ def test_repeated_introductions_displace_no_session_that_works() -> None:
 
 
 def test_sessions_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dht_session, "_PEERS_MAX", 3)
+    monkeypatch.setattr(dht_datagram, "_PEERS_MAX", 3)
     ones = sessions_of(member(0))
     met_in_turn = [ones.meet(sessions_of(member(i)).introduction()) for i in range(4, 7)]
     assert ones.find(met_in_turn[0].tag) is not None, "it is used"

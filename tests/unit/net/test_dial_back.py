@@ -8,8 +8,8 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from decod.ids import NodeId, RunId
-from decod.net import dial_back as module
-from decod.net.dial_back import DialBack, Dialled
+from decod.net import ask as module
+from decod.net.ask import DialBack, Dialled
 from decod.net.net_limits import Limits
 from decod.net.server import PeerServer
 from tests.support.peers import ALICE, BOB, MEMBERS, RUN, Host, Pair, with_pair

@@ -12,13 +12,10 @@ import pytest
 from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.ask import HelloRequest, hello
-from decod.net.connections import plain_ip, shut_down
-from decod.net.counters import Counters
-from decod.net.door import Door
-from decod.net.failure import UnansweredError
-from decod.net.net_limits import Limits
-from decod.net.rate import RateLimiter
-from decod.net.turns import Turns
+from decod.net.channel import UnansweredError
+from decod.net.door import Door, plain_ip, shut_down
+from decod.net.net_limits import Counters, Limits, RateLimiter
+from decod.net.server import Turns
 from decod.protocol.core import messages as m
 from decod.wire import codec
 from decod.wire.v1 import control_pb2

@@ -17,9 +17,8 @@ from decod.errors import CheckpointError, NetworkError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.net import channel
-from decod.net.assembly import Assembly
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.download import Donor, DownloadTerms, FetchedState, _Download, download
+from decod.net.download import Assembly, Donor, DownloadTerms, FetchedState, _Download, download
 from decod.net.net_limits import Limits
 from decod.net.rate_caps import UNLIMITED, Pace
 from decod.net.server import PeerHandler, PeerServer

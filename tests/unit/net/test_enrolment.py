@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from decod.clocks import wall_clock
 from decod.errors import DecodError, MalformedMessageError, RejectedError
 from decod.ids import RunId
 from decod.membership.certificates import (
@@ -26,20 +27,17 @@ from decod.membership.certificates import (
 from decod.membership.identity import HostKey
 from decod.membership.papers import Membership, Papers, PaperTerms
 from decod.membership.registrar import Registrar
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net import channel
 from decod.net.ask import HelloRequest, ask_status, hello
+from decod.net.channel import ClosedError
 from decod.net.door import PeerFault
-from decod.net.enrolment import AskLeaderError, Enrollee, enroll
-from decod.net.failure import ClosedError
-from decod.net.handshake import is_refused
+from decod.net.enrolment import AskLeaderError, Enrollee, enroll, is_refused, visit
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.server import DataServices, PeerServer
-from decod.net.visit import visit
 from decod.protocol.core import messages as m
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION as PROTOCOL
-from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2, enroll_pb2
 from tests.support.members import (

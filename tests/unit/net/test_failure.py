@@ -12,8 +12,8 @@ import pytest
 from decod.errors import NetworkError
 from decod.net import channel
 from decod.net.ask import HelloRequest, hello
+from decod.net.channel import failed_call, reason_of
 from decod.net.client import PeerClient
-from decod.net.failure import failed_call, reason_of
 from decod.protocol.core.messages import Ping
 from tests.support.peers import ALICE, BOB, MEMBERS, RUN, Host, open_to
 from tests.waiting import wait_until

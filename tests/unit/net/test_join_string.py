@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.errors import NetworkError
-from decod.membership.token import Token
+from decod.membership.tokens import Token
 from decod.net.address import join_address, split_address
 from decod.net.join_string import ADDRESSES_MAX, DATA_LABEL, LABEL, JoinString
 from decod.protocol.core.view import Role

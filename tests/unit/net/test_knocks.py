@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from decod.cli.status_view import refusal_lines
-from decod.net.knocks import Knocks
+from decod.net.door import Knocks
 from decod.net.net_limits import Limits
 from decod.protocol.core import messages as m
 from decod.tasks import in_thread

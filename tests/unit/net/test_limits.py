@@ -20,10 +20,9 @@ from typing_extensions import override
 from decod.membership.papers import Membership
 from decod.net import channel, door
 from decod.net.address import Address
-from decod.net.connections import shut_down
-from decod.net.counters import LINES_PER_MINUTE_MAX
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.net_limits import KIB, LIMITS, MIB, Limits
+from decod.net.door import shut_down
+from decod.net.net_limits import KIB, LIMITS, LINES_PER_MINUTE_MAX, MIB, Limits
 from decod.protocol.core import messages as m
 from decod.run.protocol_config import ProtocolConfig
 from decod.wire import codec

@@ -9,16 +9,16 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 
+from decod.clocks import wall_clock
 from decod.errors import NetworkError, RejectedError
 from decod.ids import AveragingId, NodeId, RunId
-from decod.membership.passing import WayProofs
+from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.net.ask import Found, HelloInfo, HelloRequest, ask_status, hello
 from decod.net.net_limits import Limits
 from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.scopes import Way
-from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2

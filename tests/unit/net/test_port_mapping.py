@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from decod.net import port_mapping
-from decod.net.port_mapping import LEASE_S, PortMapper, find_router
+from decod.net import interfaces
+from decod.net.interfaces import LEASE_S, PortMapper, find_router
 from tests.waiting import wait_until
 
 PORT = 7700
@@ -51,7 +51,7 @@ def test_a_port_is_mapped_for_both_protocols_and_removed_at_the_end() -> None:
 
 def test_a_mapping_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     router = FakeRouter()
-    monkeypatch.setattr(port_mapping, "LEASE_S", 0.02)
+    monkeypatch.setattr(interfaces, "LEASE_S", 0.02)
 
     async def test() -> None:
         async with PortMapper(lambda: router) as mapper:
@@ -84,7 +84,7 @@ def test_a_router_that_never_answers_keeps_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     router, ended = FakeRouter(), threading.Event()
-    monkeypatch.setattr(port_mapping, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(interfaces, "_ANSWER_S", 0.1)
 
     async def test() -> None:
         async with PortMapper(lambda: router) as mapper:

@@ -7,15 +7,15 @@ from pathlib import Path
 import grpc
 import pytest
 
+from decod.clocks import wall_clock
 from decod.errors import NetworkError, RejectedError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
 from decod.net import channel
-from decod.net.register import exchange_tokens
+from decod.net.enrolment import exchange_tokens
 from decod.protocol.core.view import Role
-from decod.wall_clock import wall_clock
 from decod.wire.v1 import state_pb2
 from tests.support.members import data_node, registrar_of, volunteer
 from tests.support.peers import RUN

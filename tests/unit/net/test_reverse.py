@@ -16,11 +16,10 @@ from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.net_limits import Limits
-from decod.net.pipe import PIECE_MAX_BYTES
 from decod.net.rate_caps import Pace, Paces
 from decod.net.reverse_dialer import ReverseDialer
 from decod.net.reverse_holder import ReverseHolder, source_of
-from decod.net.reverse_keeper import ReverseKeeper
+from decod.net.reverse_keeper import PIECE_MAX_BYTES, ReverseKeeper
 from decod.net.server import PeerServer
 from decod.protocol.core import messages as m
 from decod.wire.frame import data_frame

@@ -2,7 +2,7 @@
 
 import pytest
 
-from decod.net.share import LinkShare
+from decod.net.transmission import LinkShare
 
 
 def test_tensors_that_overlap_share_the_link() -> None:

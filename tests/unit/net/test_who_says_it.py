@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from decod.clocks import wall_clock
 from decod.ids import RunId
 from decod.journal.logs import LogContext, TextFormatter
 from decod.membership.papers import Membership
-from decod.membership.passing import WayProofs
+from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.scopes import Way
-from decod.wall_clock import wall_clock
 from decod.wire import codec
 from decod.wire.v1 import control_pb2
 from tests.support.members import data_node, host_key, volunteer

@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR as Cosine
 from torch.optim.lr_scheduler import StepLR
 
-import decod.optimizer.node_process
+import decod.optimizer.node_link
 from decod.errors import ConfigError, DecodError, NotRunningError, TrainingError
 from decod.optimizer.optimizer import CollaborativeOptimizer
 from tests.support.fake_node import DEADLINE_S, FakeNode, alone
@@ -189,7 +189,7 @@ def test_a_closed_optimizer_says_so() -> None:
 def test_the_node_is_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that ends at once is an error that names its exit code."""
     command = (sys.executable, "-c", "raise SystemExit(7)")
-    monkeypatch.setattr(decod.optimizer.node_process, "COMMAND", command)
+    monkeypatch.setattr(decod.optimizer.node_link, "COMMAND", command)
     with pytest.raises(NotRunningError, match=r"E-RUN-041.*exit code 7"):
         CollaborativeOptimizer(
             sgd(make_model().parameters()), run="r", target_batch_size=4, batch_size_per_step=4

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from decod.clocks import Stopwatch
 from decod.config.schema import activation_size_bytes
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
@@ -19,7 +20,6 @@ from decod.run.training_config import (
     ActivationsConfig,
     BatchConfig,
 )
-from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.passes import ActivationCodec

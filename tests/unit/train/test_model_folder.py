@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from decod.cli.main import main
-from decod.config.run_file import DataSource, load_run_file
-from decod.config.template import render_run_file
+from decod.config.run_file import DataSource, load_run_file, render_run_file
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig
 from tests.support.exports import MODEL, make_corpus, make_export, words_tokenizer

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from decod.base32 import base32
 from decod.daemon.member_admission import root_folder
 from decod.errors import ConfigError, MalformedMessageError
 from decod.ids import RunId
 from decod.membership.papers import membership_folder
 from decod.run.run_config import RunConfig
+from decod.texts import base32
 from decod.train.checkpoint.iteration_folders import stage_file
 from decod.train.checkpoint.store import run_folder
 from decod.wire import validate

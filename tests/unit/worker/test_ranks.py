@@ -15,13 +15,13 @@ import pytest
 import torch
 
 from decod import memory_files
+from decod.clocks import Stopwatch
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.fingerprints import Sketch, error_of
 from decod.protocol.core.jobs import Configure, SetRecompute, SetThreads, SpreadStage
-from decod.stopwatch import Stopwatch
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.passes import ActivationCodec
 from decod.train.standing_out import sketch_of

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from decod.ids import MicrobatchId
+from decod.process import LEAVE_SIGNALS
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.job_codec import fields_of
@@ -28,7 +29,6 @@ from decod.run.training_config import (
     BatchConfig,
     OptimizerConfig,
 )
-from decod.signals import LEAVE_SIGNALS
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.executor_config import ExecutorConfig
 from tests.support.devices import CUDA, DEVICES

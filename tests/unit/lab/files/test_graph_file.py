@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.config.json_file import STDIN
+from decod.config.strict import STDIN
 from decod.errors import ConfigError
 from decod.lab.files.graph_file import check_negotiable, load_candidates, load_graph
 from decod.planner.graph import FlowGraph

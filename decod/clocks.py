@@ -1,9 +1,19 @@
-"""Adds up a process's time by purpose."""
+"""Clocks: the one that hosts share, and one that adds up a process's time by purpose."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Literal, get_args
+
+
+def wall_clock() -> float:
+    """Return seconds of the Unix epoch, for instants that travel: when papers and records end.
+
+    They may jump, so they measure no length of time.
+    """
+    return time.time()  # noqa: TID251 - the one place where it is read.
+
 
 Purpose = Literal["copy", "serialize", "data", "backward"]
 """`copy`: tensors between places in memory, or to and from the device. `serialize`: messages, job
