@@ -26,7 +26,6 @@ from tests.unit.protocol.cast import (
     FACTS,
     MANIFEST,
     RUN,
-    commits,
     configured,
     sent,
 )
@@ -102,12 +101,6 @@ def decision(effects: list[Effect], to: NodeId = D0) -> Message:
 def opening_view(effects: list[Effect]) -> set[NodeId]:
     message = decision(effects)
     return set((message.view if isinstance(message, Mend) else message.opening.view).by_id)
-
-
-def opened_epoch(run: Run) -> int:
-    message = decision(run.commit())
-    assert commits(message)
-    return message.opening.epoch
 
 
 # --- opening --------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """A node of a stage with servers, part by part: what a test brings it, and what it sends."""
 
-from collections.abc import Sequence
-
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
@@ -100,8 +98,3 @@ def gradient(
     microbatch: MicrobatchId, leg: Leg, version: int = 1, attempt: int = 0
 ) -> StageGradient:
     return StageGradient(ITERATION, version, microbatch, leg, attempt)
-
-
-def kinds(messages: Sequence[tuple[NodeId, Message]]) -> list[tuple[NodeId, type[Message]]]:
-    """Return to whom what kind of message goes."""
-    return [(to, type(message)) for to, message in messages]

@@ -1,10 +1,8 @@
 """A leader and a few relays that are about to train, and what tests do to them."""
 
-from decod.ids import Iteration, NodeId
-from decod.protocol.core import messages
+from decod.ids import NodeId
 from decod.protocol.core.effects import Stop
-from decod.protocol.core.view import Opening, View
-from tests.unit.protocol.cast import CONFIG, D0, configured, repeated
+from tests.unit.protocol.cast import CONFIG, configured
 from tests.unit.protocol.world import World
 
 LINGER_S = 2 * CONFIG.heartbeat_interval_s
@@ -25,19 +23,7 @@ def training(*relays: str, num_iterations: int = 2, **config: float) -> World:
     return world
 
 
-def context_of(world: World, name: str) -> object:
-    return world.hosts[NodeId(name)].machine.context
-
-
 def stops(world: World, name: str) -> Stop:
     stop = world.hosts[NodeId(name)].stop
     assert stop is not None
     return stop
-
-
-def abort(
-    world: World, iteration: Iteration, view: View | None = None, **flags: bool
-) -> messages.Open:
-    machine = world.hosts[D0].machine
-    opening = Opening(iteration, Iteration(0, 0), view or machine.context.view, **flags)
-    return repeated(machine.context.iteration, opening, "of a test")

@@ -4,8 +4,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import pytest
-
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.planner.partition import owners_of
 from decod.protocol.averaging.averager import (
@@ -166,85 +164,6 @@ class Circle:
             assert not len(member.tensors)
 
 
-@pytest.mark.parametrize("num_phases", [1, 2])
-def test_everybody_gets_an_average_of_all(num_phases: int) -> None:
-    circle = Circle(num_phases=num_phases)
-    circle.begin()
-    assert circle.outcomes == ["averaged"] * 3
-    assert {m.machine.found.num for m in circle.members.values()} == {9}
-    assert not any(m.machine.missed for m in circle.members.values())
-    circle.end()
-
-
-def test_all_are_waited_for_if_no_quorum_is_enough() -> None:
-    circle = Circle()
-    circle.cut = {C}
-    circle.begin()
-    circle.close()
-    assert circle.outcomes == [""] * 3
-    assert circle.members[A].machine.awaited == {C}
-    circle.cut = set()
-    circle.flow()
-    assert circle.outcomes == ["averaged"] * 3
-    circle.end()
-
-
-def test_a_quorum_is_enough_once_the_grace_window_is_over() -> None:
-    """C sends too slowly. Means of parts that it owns come late, but nobody waits for what it
-    contributes to the others'."""
-    circle = Circle(quorum=2)
-    circle.cut = {C}
-    circle.begin()
-    assert circle.outcomes == [""] * 3, "the window is still open"
-    circle.close()
-    owned = [k for k, owner in enumerate(circle.members[A].averaging.owner_of) if owner == C]
-    assert {*range(6)} - circle.members[A].machine._phases[0].means.keys() == {*owned}
-    circle.cut = set()
-    circle.flow()
-    assert circle.outcomes == ["averaged"] * 3
-    late = circle.members[C].machine
-    assert late.missed == {*range(6)} - {*owned}
-    # Two thirds of its two microbatches, rounded up, and what is in the means, rounded down.
-    assert late.num_missed == 2
-    assert {m.machine.found.num for m in circle.members.values()} == {(4 * 7 + 2 * 9) // 6}
-    circle.end()
-
-
-def test_a_member_without_parts_holds_nobody_up() -> None:
-    circle = Circle(quorum=2)
-    averaging = Averaging(
-        AveragingId(Iteration(5, 1), 9),
-        (A, B, C),
-        owners_of([16, 16, 0], 6),
-        overlapped=True,
-        quorum=2,
-    )
-    circle.members = {node: Member(node, averaging) for node in (A, B, C)}
-    circle.cut = {C}
-    circle.begin()
-    circle.close()
-    assert circle.outcomes == ["averaged"] * 3
-    assert circle.members[C].machine.missed == {*range(6)}
-    assert {m.machine.found.num for m in circle.members.values()} == {7}
-    circle.cut = set()
-    circle.flow()
-    circle.end()
-
-
-def test_each_phase_has_a_grace_window_of_its_own() -> None:
-    circle = Circle(quorum=2, num_phases=2)
-    circle.cut = {C}
-    circle.begin()
-    circle.close(1)
-    circle.cut = set()
-    circle.flow()
-    assert circle.outcomes == ["averaged"] * 3
-    late = circle.members[C].machine
-    assert {part // 6 for part in late.missed} == {0}, "the second phase had all"
-    assert late.num_missed == 0, "the last phase counts"
-    circle.end()
-
-
 def test_what_a_device_refuses_is_left_out_and_its_sender_named() -> None:
     circle = Circle()
     circle.members[A].refuses = (1,)
@@ -273,31 +192,3 @@ def test_an_owner_that_can_not_reduce_drops_the_average_for_all() -> None:
     circle.begin()
     assert all(outcome.startswith("failed") for outcome in circle.outcomes)
     circle.end()
-
-
-def test_a_sum_that_lacks_something_enters_no_model() -> None:
-    """If it is known what contributions add up to, nothing may be missing (I2)."""
-    circle = Circle(quorum=2)
-    for node, member in circle.members.items():
-        own = Weight(WEIGHTS[node] - (node == C), 1)
-        member.take(member.machine.begin(own, Weight(9, 3)))
-    circle.close()
-    assert circle.outcomes == ["lacking 8"] * 3
-    circle.end()
-
-
-@pytest.mark.parametrize(
-    ("shares", "counts"),
-    [
-        ([16, 16, 16], [4, 4, 4]),
-        ([16, 16, 4], [6, 5, 1]),
-        ([16, 16, 1], [6, 6, 0]),
-        ([0, 0, 0], [4, 4, 4]),
-        ([3, 0, 0], [12, 0, 0]),
-    ],
-)
-def test_members_own_parts_by_their_share(shares: list[int], counts: list[int]) -> None:
-    owners = owners_of(shares, 12)
-    assert [owners.count(k) for k in range(3)] == counts
-    if len({*counts}) == 1:
-        assert owners[:3] == (0, 1, 2), "they take turns"

@@ -1,23 +1,19 @@
 """Lists of bans: who passes them on, who asks for them, and what they do to a run."""
 
-import dataclasses
 import json
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.bans import NO_BANS, BanList, disbelieve
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import ContestBans, Effect, Send, Stop, StopReason, UseBans
+from decod.protocol.core.effects import ContestBans, Effect, Send
 from decod.protocol.core.events import BansMade, Received
-from decod.protocol.core.messages import Bans, Heartbeat, Join, Mend
-from decod.protocol.core.view import Role, View
-from decod.protocol.leadership.leader import LeaderState
+from decod.protocol.core.messages import Bans, Heartbeat
+from decod.protocol.core.view import View
 from decod.protocol.links.ban_news import BanNews, word_of
-from decod.protocol.links.liveness import Liveness
 from decod.sim.core import read_bans, without
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
-    MANIFEST,
     R1A,
     R1B,
     R1C,
@@ -47,30 +43,6 @@ def news(node: NodeId, view: View = VIEW, known: BanList = NO_BANS) -> tuple[Ban
 
 def receivers(effects: list[Effect]) -> list[str]:
     return sorted(to for to, message in sent(effects) if isinstance(message, Bans))
-
-
-def test_a_list_goes_down_the_tree_past_those_that_it_bans() -> None:
-    made = bans(5, R1B)
-    leader, context = news(D0)
-    effects = leader.adopt(made, D0)
-    assert receivers(effects) == ["d1", "r1a", "r1d", "r1e"], "r1b need not pass it on"
-    assert UseBans(made) in effects
-    assert context.bans is made
-    relay, _ = news(R1A)
-    assert receivers(relay.adopt(made, D0)) == ["r1c"], "its parent, d0, knows"
-
-
-def test_a_list_that_comes_another_way_goes_to_the_leader_too() -> None:
-    relay, _ = news(R1C)
-    assert receivers(relay.adopt(bans(5), R1B)) == ["d0"]
-    relay, _ = news(R1C)
-    assert receivers(relay.adopt(bans(5), R1A)) == []
-
-
-def test_who_is_no_member_passes_nothing_on() -> None:
-    context = context_of(R1A, VIEW)
-    context.view = view_of("d0", "r1b")
-    assert receivers(BanNews(context, read_bans).adopt(bans(5), D0)) == []
 
 
 def test_of_two_neighbours_one_has_the_list_from_the_other() -> None:
@@ -110,21 +82,6 @@ def test_a_list_that_proves_nothing_is_not_used() -> None:
     assert notes_of(effects) == ["bans.unproven"], "a version that is not the list's own"
 
 
-def test_watchers_hear_of_lists_although_they_hear_a_node_all_the_time() -> None:
-    context = context_of(R1A, VIEW, config=configured(num_watchers=1))
-    liveness, beats = Liveness(context, set), list[float]()
-    liveness.adopt(0.0)
-    for now_s in range(1, 21):
-        (watcher,) = liveness._watchers
-        liveness.told(float(now_s), watcher)
-        beat = Heartbeat(ITERATION, context.bans.version, VIEW.version)
-        if Send(watcher, beat) in liveness.overdue(float(now_s)):
-            beats.append(now_s)
-        if now_s == 10:
-            context.bans = bans(5)
-    assert beats == [11, 16], "none before anybody was banned"
-
-
 # --- in a run ---------------------------------------------------------------------------------
 
 
@@ -135,27 +92,6 @@ def training(*relays: str) -> World:
         host.machine._delivery._bans._read = read_bans
     world.turn_until(lambda: world.hosts[D0].machine.context.iteration == Iteration(2, 1))
     return world
-
-
-def test_the_leader_goes_on_without_a_banned_relay_in_the_same_iteration() -> None:
-    world = training("r1a", "r1b")
-    iteration = world.hosts[D0].machine.context.iteration
-    effects = world.step("d0", BansMade(bans(5, R1A)))
-    mends = [message for _, message in sent(effects) if isinstance(message, Mend)]
-    assert mends
-    assert mends[0].iteration == iteration
-    kinds = [type(message) for to, message in sent(effects) if to == R1A]
-    assert kinds == [Bans, Mend], "it hears first why"
-    world.turn_until(lambda: "r1a stops: banned, r1a lies" in world.seen)
-    world.turn_until(lambda: world.hosts[D0].machine.context.iteration > Iteration(2, 9))
-    assert R1A not in world.hosts[R1B].machine.context.view
-
-
-def test_a_banned_node_stops_with_the_reason_and_passes_the_list_on_before() -> None:
-    machine = training("r1a", "r1b").hosts[R1A].machine
-    effects = machine.step(9.0, Received(D0, word_of(bans(5, R1A))))
-    assert effects[-1] == Stop(StopReason.BANNED, "r1a lies")
-    assert UseBans(bans(5, R1A)) in effects
 
 
 def test_an_earlier_list_changes_nothing() -> None:
@@ -181,46 +117,3 @@ def test_a_list_that_bans_the_leader_is_for_the_leader_to_replace() -> None:
     effects = leader.step(world.now_s, BansMade(without(made, D0)))
     assert [*leader.context.bans.banned] == [R1B]
     assert R1A in receivers(effects)
-
-
-def test_neighbours_compare_lists_across_terms() -> None:
-    """A leader that was cut off shuns others by its own list, until it hears of theirs."""
-    world = training("r1a", "r1b")
-    machine = world.hosts[R1A].machine
-    machine.context.bans = made = bans(5)
-    old = dataclasses.replace(machine.context.view, term=3)
-    machine.context.view = old
-    beat = Received(D0, Heartbeat(ITERATION), term=2)
-    assert word_of(made) in [message for _, message in sent(machine.step(world.now_s, beat))]
-
-
-def test_a_banned_candidate_is_forgotten_and_others_are_told() -> None:
-    world = training("r1a", "r1b")
-    leader = world.hosts[D0].machine.leader
-    assert leader is not None
-    for node in (STRANGER, R1C):
-        join = Join(f"{node}:1", Role.RELAY, 1, 1, MANIFEST, incarnation=7)
-        world.hosts[D0].machine.step(world.now_s, Received(node, join))
-    effects = world.hosts[D0].machine.step(world.now_s, BansMade(bans(5, STRANGER)))
-    assert [*leader.admission.candidates] == [R1C]
-    assert {STRANGER, R1C} <= {*receivers(effects)}
-
-
-def test_a_ban_of_the_last_relay_of_a_stage_leaves_the_run_waiting_for_another() -> None:
-    world = training("r1a")
-    world.step("d0", BansMade(bans(5, R1A)))
-    leader = world.hosts[D0].machine.leader
-    assert leader is not None
-    assert leader.state is LeaderState.GATHERING
-    assert leader.view.empty_stages == (1,)
-
-
-def test_a_leader_that_is_elected_goes_by_the_bans_that_it_knows() -> None:
-    """Its predecessor may have been lost between the list and the view."""
-    world = training("r1a", "r1b")
-    machine = world.hosts[D0].machine
-    machine.context.bans = bans(5, R1A)
-    effects = machine.leadership.exclude(world.now_s)
-    assert R1A in receivers(effects)
-    assert machine.leader is not None
-    assert R1A not in machine.leader.view

@@ -1,9 +1,8 @@
 """Candidates that fall silent: the leader asks them, and does without them."""
 
 from decod.ids import NodeId
-from decod.protocol.core.messages import Assign, Leave, Ping, Pong, Prepared, Refuse
-from decod.protocol.leadership.leader import LeaderState
-from tests.unit.protocol.cast import D0, D1, R1A, notes_of, sent
+from decod.protocol.core.messages import Assign, Leave, Ping, Pong, Refuse
+from tests.unit.protocol.cast import D1, R1A, notes_of, sent
 from tests.unit.protocol.leading import CONFIG, Run
 
 FULL = Refuse("the run has all the data nodes that it takes (2)", again_s=2.0)
@@ -27,17 +26,3 @@ def test_a_silent_candidate_is_asked_and_has_its_place_only_while_it_answers() -
     assert notes_of(effects) == ["candidate.lost"]
     assert sent(leader.join(50.0, other, run.offer(other)))[0][1] == Assign(0, 1)
     assert sent(leader.join(50.0, first, offer)) == [(first, FULL)], "it lives after all"
-
-
-def test_who_has_been_silent_neither_counts_nor_enters_until_it_is_heard() -> None:
-    run = Run()
-    leader, iteration = run.leader, run.leader.iteration
-    assert leader.state is LeaderState.GATHERING
-    leader.overdue(CONFIG.heartbeat_timeout_s)
-    assert leader.admission.ready_candidates == set()
-    assert leader.admission.members(iteration, iteration) == []
-    run.enter(R1A)
-    assert leader.view.version == 0, "both data nodes have to be heard of first"
-    for node in (D0, D1):
-        leader.received(6.0, node, Prepared(0, "h0", iteration))
-    assert set(leader.view.by_id) == {D0, D1, R1A}

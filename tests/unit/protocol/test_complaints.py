@@ -26,7 +26,7 @@ from tests.unit.protocol.cast import (
     view_of,
 )
 from tests.unit.protocol.test_microbatch import FORWARD, GRADIENT, Relay
-from tests.unit.protocol.test_witnessing import DIGEST, MB, OTHER, Signed, proof
+from tests.unit.protocol.test_witnessing import DIGEST, MB, Signed, proof
 
 SHOWN = Unusable(ITERATION, MB, False, proof(R1A, is_gradient=False))
 
@@ -67,21 +67,6 @@ def test_who_shows_what_is_finite_is_named_and_nobody_is_reported() -> None:
     effects = leader.context.compute.finished(1.0, JobFinished(job.job_id, Nothing(), (), 0.1))
     assert (sent(effects), freed(effects)) == ([], [1])
     assert notes_of(effects) == ["complaint.unfounded"]
-
-
-@pytest.mark.parametrize(
-    ("node", "shown"),
-    [
-        (R1B, proof(R1A, is_gradient=False)),
-        (D0, proof(R1A, is_gradient=True)),
-        (D0, proof(R1A, is_gradient=False, digest=OTHER)),
-        (D0, b""),
-    ],
-    ids=["no leader", "something else", "other bytes", "nothing"],
-)
-def test_what_nobody_can_be_held_to_is_let_go(node: NodeId, shown: bytes) -> None:
-    effects = Shown(node).hear(message=replace(SHOWN, proof=shown))
-    assert (jobs_of(effects), freed(effects)) == ([], [1])
 
 
 def test_of_each_member_one_thing_is_looked_at_in_an_iteration() -> None:

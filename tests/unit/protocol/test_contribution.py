@@ -2,18 +2,14 @@
 
 from decod.ids import AveragingId
 from decod.protocol.averaging.averager import Weight
-from decod.protocol.core.effects import SendTensor, Stop
-from decod.protocol.core.jobs import Gather
-from decod.protocol.core.messages import BeginAggregation, Leave, ReducedPart, ReducePart
+from decod.protocol.core.effects import Stop
+from decod.protocol.core.messages import BeginAggregation, Leave, ReducedPart
 from decod.protocol.strategy.servers.servers import Contribution
 from decod.protocol.strategy.step import weight_of
 from tests.unit.protocol.cast import (
-    B1A,
-    B1B,
     C1A,
     D0,
     F1A,
-    F1B,
     ITERATION,
     freed,
     jobs_of,
@@ -34,46 +30,6 @@ class ClientBench(Bench):
     def __init__(self) -> None:
         super().__init__(C1A, stage())
         self.contribution = Contribution(self.context)
-
-
-def test_before_it_is_known_which_microbatches_count_nothing_is_sent() -> None:
-    bench = ClientBench()
-    assert bench.contribution.contribute([mb(0)]) == []
-    assert not bench.contribution.made
-
-
-def test_a_part_of_the_sum_goes_to_each_server_of_the_stage() -> None:
-    bench = ClientBench()
-    bench.contribution.received(received(D0, BEGUN))
-    effects = bench.contribution.contribute([mb(0), mb(1)])
-    (gather,) = jobs_of(effects)
-    assert isinstance(gather, Gather)
-    assert bench.contribution.made
-    parts = [
-        (effect.to, effect.message)
-        for effect in bench.end(gather, num_outputs=gather.num_parts)
-        if isinstance(effect, SendTensor)
-    ]
-    assert sorted(to for to, _ in parts) == [B1A, B1B, F1A, F1B]
-    digest = weight_of([mb(0), mb(1)]).digest
-    told = [m for _, m in parts if isinstance(m, ReducePart)]
-    assert {(m.num_microbatches, m.digest) for m in told} == {(2, digest)}
-    assert bench.num_held == 4, "all are on their way, and nothing comes back"
-
-
-def test_a_sum_is_contributed_once() -> None:
-    bench = ClientBench()
-    bench.contribution.received(received(D0, BEGUN))
-    bench.contribution.contribute([mb(0)])
-    assert bench.contribution.contribute([mb(0)]) == []
-
-
-def test_a_client_is_a_leaf_and_hears_once_which_microbatches_count() -> None:
-    bench = ClientBench()
-    assert bench.contribution.received(received(D0, BEGUN)) == []
-    other = BeginAggregation(AVERAGING, 9, 9)
-    assert bench.contribution.received(received(D0, other)) == []
-    assert bench.contribution.begun == BEGUN
 
 
 def test_a_client_reads_no_average() -> None:

@@ -5,18 +5,15 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import FlowId, MicrobatchId, NodeId
-from decod.protocol.core.compute_queue import NOBODY
 from decod.protocol.core.context import Context
-from decod.protocol.core.detours import DIRECT_MIN_S, Detour, Detours
-from decod.protocol.core.effects import Effect, Send, SendTensor
-from decod.protocol.core.events import SendFailed, TensorSent
-from decod.protocol.core.jobs import Backward, EmbedBackward, Forward, Head, Loss
+from decod.protocol.core.detours import Detours
+from decod.protocol.core.effects import Send, SendTensor
+from decod.protocol.core.events import SendFailed
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages import BackwardGradient, Complete, Deny, ForwardActivation
-from decod.protocol.flows.building import Granted, RelayFlow
+from decod.protocol.core.messages import Deny, ForwardActivation
+from decod.protocol.flows.building import Granted
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
-from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
-from tests.support.flows import data_flows, relay_flows
+from tests.support.flows import data_flows
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -26,10 +23,7 @@ from tests.unit.protocol.cast import (
     context_of,
     end_job,
     flow,
-    freed,
-    jobs_of,
     mb,
-    sent,
     tensor,
     view_of,
 )
@@ -38,7 +32,6 @@ D1, R3A = NodeId("d1"), NodeId("r3a")
 M, THEIRS = mb(0), MicrobatchId(1, 1, 0)
 PATH = (R1A, R2A, R3A)
 FORWARD = ForwardActivation(ITERATION, M, flow(0), PATH)
-GRADIENT = BackwardGradient(ITERATION, M, flow(0), PATH)
 MEGABYTE = 1_000_000
 
 
@@ -51,62 +44,6 @@ def detours(**rates: float) -> Detours:
 
 
 # --- the choice -----------------------------------------------------------------------------------
-
-
-def test_only_a_much_quicker_way_is_a_detour() -> None:
-    assert detours(r2a=1.0, d0=5.0).choose(R2A, {D0}, tensor(1).id) == Detour(D0, 2.0)
-    assert detours(r2a=1.0, d0=3.9).choose(R2A, {D0}, tensor(1).id) is None
-    assert detours(d0=100.0).choose(R2A, {D0}, tensor(1).id) is None, "it is not known"
-    fast = 10.0 / DIRECT_MIN_S + 1
-    assert detours(r2a=fast, d0=1000.0).choose(R2A, {D0}, tensor(1).id) is None
-    assert detours(r2a=1.0).choose(R2A, set(), tensor(1).id) is None, "nobody is there"
-
-
-def test_what_is_under_way_counts_until_it_has_arrived() -> None:
-    forwarding = detours(r2a=2.0, d0=5.0)
-    assert forwarding.choose(R2A, {D0}, tensor(1).id) is None
-    assert forwarding.choose(R2A, {D0}, tensor(2).id) == Detour(D0, 2.0)
-    assert forwarding.choose(R2A, {D0}, tensor(3).id) is None, "4 + 2 s there"
-    assert forwarding.choose(R2A, {D0}, tensor(4).id) == Detour(D0, 4.0)
-    for k in (2, 4):
-        forwarding.sent(TensorSent(D0, tensor(k).id, 10 * MEGABYTE, 1.0, 1.0))
-    assert forwarding.choose(R2A, {D0}, tensor(5).id) == Detour(D0, 2.0)
-    forwarding.reset()
-    assert forwarding.choose(R2A, {D0}, tensor(6).id) is None
-
-
-def test_what_is_passed_on_for_others_delays_what_follows() -> None:
-    forwarding = detours(r2a=1.0, d0=5.0)
-    forwarding.sends(D0, tensor(1).id)
-    assert forwarding.choose(R2A, {D0}, tensor(2).id) is None, "4 + 2 s there"
-
-
-def test_what_the_second_link_takes_is_learnt() -> None:
-    forwarding = detours(r2a=1.0, d0=10.0)
-    detour = forwarding.choose(R2A, {D0}, tensor(1).id)
-    assert detour == Detour(D0, 1.0)
-    forwarding.completed(3.0, R2A, detour, 31.0)
-    forwarding.reset()
-    assert forwarding.choose(R2A, {D0}, tensor(2).id) is None
-    forwarding.forget_others({R2A})
-    assert forwarding.choose(R2B, {D0}, tensor(3).id) is None, "nothing is known of that link"
-
-
-def test_the_receiver_tells_which_data_node_is_near_it() -> None:
-    forwarding = detours(r2a=1.0, d0=10.0, d1=5.0)
-    assert forwarding.choose(R2A, {D0, D1}, tensor(1).id) == Detour(D0, 1.0), (
-        "the second is as the first"
-    )
-    forwarding.reported(R2A, ((D0, 1.0 * MEGABYTE), (D1, 10.0 * MEGABYTE)))
-    forwarding.reset()
-    assert forwarding.choose(R2A, {D0, D1}, tensor(2).id) == Detour(D1, 2.0)
-    forwarding.reported(R2A, ((D0, 0.0), (D1, 1e30)))
-    forwarding.reset()
-    assert forwarding.choose(R2A, {D0, D1}, tensor(3).id) == Detour(D1, 2.0), "whatever is told"
-    forwarding.reported(R2A, ())
-    forwarding.forget_others({D0, D1})
-    forwarding.reset()
-    assert forwarding.choose(R2A, {D0, D1}, tensor(4).id) == Detour(D0, 1.0)
 
 
 def test_only_peers_with_a_slow_link_are_told_and_only_news() -> None:
@@ -126,69 +63,6 @@ def test_only_peers_with_a_slow_link_are_told_and_only_news() -> None:
     assert forwarding.news(R2A, (D0, D1))
     forwarding.links.measured(D1, latency_s=0.0, bandwidth_bytes_per_s=5.0 * MEGABYTE)
     assert len(forwarding.tell(R2A, (D0, D1))) == 2
-
-
-# --- relays ---------------------------------------------------------------------------------------
-
-
-class Relay:
-    """r2a between r1a and r3a, whose links to both are slow and to d0 fast."""
-
-    def __init__(self) -> None:
-        self.context = context_of(R2A, view_of("d0", "r1a", "r2a", "r3a", "r3b"))
-        links = self.context.links = LinkTable(activation_size_bytes=10 * MEGABYTE, compute_s=0.0)
-        self.context.detours = Detours(links)
-        for peer, rate in ((R1A, 1.0), (R3A, 1.0), (D0, 10.0)):
-            links.measured(peer, latency_s=0.0, bandwidth_bytes_per_s=rate * MEGABYTE)
-        self.flows = relay_flows(self.context)
-        self.flows.entries[flow(0)] = RelayFlow(flow(0), R3A, 2.0)
-        self.flows.outflows.paired[flow(0)] = R1A
-        self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)
-
-    def forward(self, first: int = 1) -> list[Effect]:
-        effects = self.machine.activation(D0, FORWARD, tensor(first))
-        assert jobs_of(effects) == [Forward(M)]
-        end_job(self.context, effects, tensor(first + 1))
-        return self.machine.forwarded(0.0, M, tensor(first + 1).id, 1.0)
-
-
-def test_what_comes_by_way_of_a_data_node_is_taken_as_its_senders() -> None:
-    relay = Relay()
-    complete = Send(R1A, Complete(ITERATION, M, 1.0))
-    assert relay.forward() == [SendTensor(D0, FORWARD, tensor(2).id), complete]
-    again = relay.machine.activation(D0, FORWARD, tensor(9))
-    assert (freed(again), sent(again)) == ([9], [(R1A, Complete(ITERATION, M, 0.0))])
-    back = relay.machine.gradient(D0, GRADIENT, tensor(3))
-    assert jobs_of(back) == [Backward(M)]
-    end_job(relay.context, back, tensor(4))
-    (home, *_) = relay.machine.returned(M, tensor(4).id)
-    assert home == SendTensor(D0, GRADIENT, tensor(4).id)
-
-
-def test_a_refusal_goes_to_who_has_computed_and_not_to_who_has_passed_it_on() -> None:
-    relay = Relay()
-    del relay.flows.entries[flow(0)]
-    effects = relay.machine.activation(D0, FORWARD, tensor(1))
-    assert sent(effects) == [(R1A, Deny(ITERATION, M, flow(0), "no such flow here"))]
-
-
-def test_a_gradient_that_comes_before_its_microbatch_is_kept() -> None:
-    """Its path says who has computed it: that relay has had the activation."""
-    relay = Relay()
-    assert relay.machine.gradient(D0, GRADIENT, tensor(8)) == []
-    effects = relay.forward()
-    assert freed(effects) == [1]
-    assert sent(effects) == [(R1A, Complete(ITERATION, M, 1.0))]
-    assert jobs_of(effects) == [Backward(M)]
-
-
-@pytest.mark.parametrize(("waited_s", "then"), [(2.5, D0), (40.0, R3A)])
-def test_complete_tells_how_good_a_detour_was(waited_s: float, then: NodeId) -> None:
-    relay = Relay()
-    relay.forward()
-    relay.machine.complete(waited_s, R3A, Complete(ITERATION, M, 0.5))
-    relay.machine.reset()
-    assert relay.forward(3)[0] == SendTensor(then, FORWARD, tensor(4).id)
 
 
 # --- data nodes -----------------------------------------------------------------------------------
@@ -211,55 +85,6 @@ def home() -> DataMicrobatches:
     return machine
 
 
-def test_a_data_node_passes_on_what_is_for_another() -> None:
-    machine = home()
-    effects = machine.activation(R1A, FORWARD, tensor(2))
-    assert effects == [SendTensor(R2A, FORWARD, tensor(2).id)]
-    effects = machine.gradient(R3A, GRADIENT, tensor(3))
-    assert effects == [SendTensor(R2A, GRADIENT, tensor(3).id)]
-
-
-def test_what_is_passed_on_takes_the_path_as_it_is_now() -> None:
-    machine = home()
-    held = machine.held[M]
-    held.path, held.path_version = (R1A, R2B, R3A), 2
-    changed = replace(FORWARD, path=held.path, path_version=2)
-    assert machine.activation(R1A, FORWARD, tensor(2)) == [SendTensor(R2B, changed, tensor(2).id)]
-    assert freed(machine.gradient(R2A, GRADIENT, tensor(3))) == [3], "another has its place"
-    refused = machine.activation(R2A, FORWARD, tensor(4))
-    assert freed(refused) == [4]
-
-
-def test_a_data_node_passes_on_what_is_anothers() -> None:
-    machine = home()
-    path = ((D1, R1A), (R1A, R2A), (R2A, R3A), (R3A, D1))
-    theirs = replace(FORWARD, microbatch=THEIRS, flow_id=FlowId(D1, 0))
-    back = replace(GRADIENT, microbatch=THEIRS, flow_id=FlowId(D1, 0))
-    for k, (begin, end) in enumerate(path, start=2):
-        forth, here = tensor(k), tensor(10 + k)
-        assert machine.activation(begin, theirs, forth) == [SendTensor(end, theirs, forth.id)]
-        assert machine.gradient(end, back, here) == [SendTensor(begin, back, here.id)]
-
-
-def test_what_is_for_nobody_that_is_here_is_dropped() -> None:
-    machine = home()
-    theirs, path = FlowId(D1, 0), (R1A, NodeId("r2x"), R3A)
-    gone = replace(FORWARD, microbatch=THEIRS, flow_id=theirs, path=path)
-    assert freed(machine.activation(R1A, gone, tensor(2))) == [2]
-    assert freed(machine.activation(R2B, replace(gone, path=PATH), tensor(3))) == [3], "not on it"
-    stray = replace(GRADIENT, microbatch=THEIRS, flow_id=theirs, path=path)
-    assert freed(machine.gradient(R3A, stray, tensor(4))) == [4]
-
-
-def test_what_comes_home_by_way_of_another_data_node_has_come_home() -> None:
-    machine = home()
-    assert jobs_of(machine.activation(D1, FORWARD, tensor(2))) == [Head(M)]
-    end_job(machine._context, machine._context.compute.submit(Head(M), NOBODY), tensor(3))
-    effects = machine.headed(M, Loss(1.0, 1), tensor(3).id, 0.5)
-    assert (R3A, Complete(ITERATION, M, 0.5)) in sent(effects)
-    assert jobs_of(machine.gradient(D1, GRADIENT, tensor(4))) == [EmbedBackward(M)]
-
-
 def slow_first_hop() -> DataMicrobatches:
     """Return d0's, with the first microbatch at its begin; d1 is nearer than r1a."""
     context = context_of(D0, view_of("d0", "d1", "r1a", "r2a", "r3a"))
@@ -268,11 +93,6 @@ def slow_first_hop() -> DataMicrobatches:
     for peer, rate in ((R1A, 1.0), (D1, 10.0)):
         links.measured(peer, latency_s=0.0, bandwidth_bytes_per_s=rate * MEGABYTE)
     return begun(context)
-
-
-def test_the_first_hop_may_be_a_detour_too() -> None:
-    (effect,) = slow_first_hop().embedded(0.0, M, tensor(1).id)
-    assert effect == SendTensor(D1, FORWARD, tensor(1).id)
 
 
 def test_who_can_not_pass_a_tensor_on_tells_who_has_computed_it() -> None:

@@ -17,10 +17,7 @@ from tests.unit.protocol.cast import (
     D0,
     D1,
     R1A,
-    R1B,
     R2A,
-    R2B,
-    STRANGER,
     context_of,
     flow,
     member,
@@ -48,12 +45,6 @@ def answer(
     return FlowAnswer(1, request_id, flow_id, cost_s, num, path)
 
 
-def sink() -> DataFlows:
-    flows = data_flows(context_of(D0, VIEW))
-    flows.activate(0.0)
-    return flows
-
-
 def relay(node: NodeId = R2A, *, active: bool = True) -> RelayFlows:
     flows = relay_flows(context_of(node, VIEW))
     if active:
@@ -68,207 +59,7 @@ def with_flow(flows: RelayFlows, sender: NodeId = D0, *, at_s: float = 0.0) -> R
     return flows
 
 
-# --- offering -------------------------------------------------------------------------------------
-
-
-def test_a_data_node_offers_its_slots_to_the_last_stage() -> None:
-    flows = data_flows(context_of(D0, VIEW))
-    assert flows.activate(0.0) == [Send(R2A, cost(0.0, 2))]
-
-
-def test_a_request_is_granted_the_cheapest_outflow_and_a_repeat_gets_the_same_answer() -> None:
-    flows = sink()
-    granted = Send(R2A, answer(1, flow(0), 0.0, 1))
-    assert flows.requested(1.0, R2A, request(1))[0] == granted
-    assert flows.requested(1.0, R2A, request(1)) == [granted]
-    assert flows.outflows.paired == {flow(0): R2A}
-    assert flows.requested(1.0, R2A, request(2))[0] == Send(R2A, answer(2, flow(1), 0.0, 0))
-
-
-@pytest.mark.parametrize(
-    ("sender", "asked"),
-    [
-        (R1A, request(1)),
-        (STRANGER, request(1)),
-        (R2A, request(1, data_node=D1)),
-        (R2A, request(1, cost_s=-0.1)),
-    ],
-)
-def test_who_may_not_ask_or_believes_a_lower_price_is_refused(
-    sender: NodeId, asked: RequestFlow
-) -> None:
-    flows = sink()
-    ((_, reply),) = sent(flows.requested(1.0, sender, asked))
-    assert isinstance(reply, FlowAnswer)
-    assert reply.flow_id is None
-    known = asked.data_node == D0
-    assert (reply.cost_s, reply.num_unpaired) == ((0.0, 2) if known else (math.inf, 0))
-    assert flows.outflows.paired == {}
-
-
-def test_a_refused_request_may_be_made_again() -> None:
-    """Only a grant is remembered: a refusal says what was true then."""
-    flows = sink()
-    flows.requested(1.0, R2A, request(1, cost_s=-1.0))
-    ((_, reply), *_) = sent(flows.requested(1.0, R2A, request(1, cost_s=0.0)))
-    assert isinstance(reply, FlowAnswer)
-    assert reply.flow_id == flow(0)
-
-
-def test_a_withdrawn_outflow_is_offered_again() -> None:
-    flows = sink()
-    flows.requested(1.0, R2A, request(1))
-    assert flows.outflows.paired == {flow(0): R2A}
-    flows.withdrawn(2.0, R2A, Withdraw(1, 1))
-    assert flows.outflows.paired == {}
-    assert flows.outflows.unpaired == {flow(0): 0.0, flow(1): 0.0}
-    assert flows.withdrawn(2.0, R2A, Withdraw(1, 1)) == []
-
-
-def test_a_request_that_arrives_after_its_withdrawal_gets_nothing() -> None:
-    flows = sink()
-    assert flows.withdrawn(1.0, R2A, Withdraw(1, 1)) == []
-    ((_, reply),) = sent(flows.requested(1.0, R2A, request(1)))
-    assert reply == answer(1, None, 0.0, 2)
-
-
-def test_a_withdrawal_after_the_flow_broke_changes_nothing() -> None:
-    flows = with_flow(relay(R1A), R2A)
-    flows.requested(1.0, D0, request(1, cost_s=9.0))
-    flows.drop(1.0, flow(0))
-    assert flows.withdrawn(1.0, D0, Withdraw(1, 1)) == []
-    assert flows.outflows.unpaired == {}
-
-
-def test_a_burst_of_changes_is_announced_once_at_its_end() -> None:
-    """Control messages must not grow with slots times peers (I8)."""
-    flows = sink()
-    for k in range(2):
-        reply = flows.requested(0.01 * k, R2A, request(k + 1))
-        assert [type(m) for _, m in sent(reply)] == [FlowAnswer]
-    flows.withdrawn(0.03, R2A, Withdraw(1, 1))
-    assert flows.deadline_s == pytest.approx(0.05)
-    assert flows.overdue(0.04) == []
-    assert flows.overdue(0.05) == [Send(R2A, cost(0.0, 1))]
-    assert flows.requested(0.2, R2A, request(3))[1:] == [Send(R2A, cost(math.inf, 0))]
-
-
-def test_changes_that_cancel_out_are_not_announced() -> None:
-    flows = sink()
-    flows.requested(0.01, R2A, request(1))
-    flows.withdrawn(0.02, R2A, Withdraw(1, 1))
-    assert flows.overdue(0.05) == []
-
-
-def test_an_offer_that_nobody_takes_up_is_repeated_less_and_less_often() -> None:
-    flows = sink()
-    repeats = []
-    while (deadline_s := flows.deadline_s) is not None and deadline_s < 300.0:
-        assert flows.overdue(deadline_s) == [Send(R2A, cost(0.0, 2))]
-        repeats.append(deadline_s)
-    assert repeats == [5.0, 15.0, 35.0, 75.0, 135.0, 195.0, 255.0]
-
-
-def test_nothing_is_repeated_once_all_is_paired() -> None:
-    flows = sink()
-    for k in (1, 2):
-        flows.requested(1.0, R2A, request(k))
-    flows.overdue(2.0)
-    assert flows.deadline_s is None
-
-
-def test_before_the_first_stage_only_the_data_node_of_a_flow_is_told() -> None:
-    view = view_of("d0", "d1", "r1a")
-    flows = relay_flows(context_of(R1A, view))
-    flows.activate(0.0)
-    flows.announced(0.0, D1, cost(0.0, 1, D1))
-    effects = flows.answered(0.0, D1, answer(1, flow(0, D1)))
-    assert sent(effects) == [(D1, cost(HOP_S, 1, D1))]
-
-
 # --- asking ---------------------------------------------------------------------------------------
-
-
-def test_a_relay_asks_for_what_it_has_room_for() -> None:
-    flows = relay()
-    assert flows.announced(0.0, D0, cost(0.0, 5)) == [
-        Send(D0, request(1)),
-        Send(D0, request(2)),
-    ]
-    assert flows.num_pending == 2
-    assert flows.announced(0.0, D0, cost(0.0, 5)) == [], "capacity counts what may still come"
-
-
-def test_a_relay_that_is_loading_remembers_offers_and_asks_later() -> None:
-    flows = relay(active=False)
-    assert flows.announced(0.0, D0, cost(0.0, 1)) == []
-    assert flows.activate(3.0) == [Send(D0, request(1))]
-
-
-def test_the_cheapest_outflow_is_asked_for_link_included() -> None:
-    view = view_of("d0", "r1a", "r2a", "r2b")
-    context = context_of(R1A, view)
-    context.links.measured(R2A, latency_s=1.0, bandwidth_bytes_per_s=None)
-    context.links.measured(R2B, latency_s=0.1, bandwidth_bytes_per_s=None)
-    flows = relay_flows(context)
-    flows.announced(0.0, R2A, cost(1.0, 1))
-    flows.announced(0.0, R2B, cost(1.5, 2))
-    assert sent(flows.activate(0.0)) == [(R2B, request(1, 1.5)), (R2B, request(2, 1.5))]
-
-
-def test_a_granted_flow_is_offered_on_at_its_whole_cost() -> None:
-    flows = relay(R1A)
-    flows.announced(0.0, R2A, cost(HOP_S, 1))
-    effects = flows.answered(0.0, R2A, answer(1, flow(0), HOP_S, 0, R2A))
-    assert flows.entries[flow(0)].downstream == R2A
-    assert sent(effects) == [(D0, cost(2 * HOP_S, 1))]
-    assert flows.num_complete == 0
-    flows.requested(1.0, D0, request(1, 2 * HOP_S))
-    assert flows.num_complete == 1
-
-
-def test_a_refusal_tells_the_price_and_the_relay_asks_again() -> None:
-    flows = relay()
-    flows.announced(0.0, D0, cost(0.0, 1))
-    assert sent(flows.answered(1.0, D0, answer(1, None, 0.5, 1))) == [(D0, request(2, 0.5))]
-    assert flows.answered(1.0, D0, answer(2, None, math.inf, 0)) == []
-
-
-def test_a_grant_that_comes_after_a_later_refusal_leaves_a_price_that_can_be_asked() -> None:
-    """A refusal when nothing is left names no price; an earlier answer still spoke of one more."""
-    flows = relay()
-    flows.announced(0.0, D0, cost(0.0, 3))
-    assert flows.answered(1.0, D0, answer(2, None, math.inf, 0)) == []
-    asked = sent(flows.answered(2.0, D0, answer(1, flow(0), 0.25, 2)))
-    assert [m.cost_s for _, m in asked if isinstance(m, RequestFlow)] == [0.25]
-
-
-def test_an_answer_counts_once_and_only_from_who_was_asked() -> None:
-    flows = relay()
-    flows.announced(0.0, D0, cost(0.0, 1))
-    assert flows.answered(0.0, R1A, answer(1, flow(0))) == []
-    assert flows.answered(0.0, D0, answer(7, flow(0))) == []
-    flows.answered(0.0, D0, answer(1, flow(0)))
-    assert list(flows.entries) == [flow(0)]
-    flows.answered(0.0, D0, answer(1, flow(1)))
-    assert list(flows.entries) == [flow(0)]
-
-
-def test_an_unanswered_request_is_withdrawn_and_its_late_answer_ignored() -> None:
-    flows = relay()
-    flows.announced(0.0, D0, cost(0.0, 1))
-    assert flows.deadline_s == 5.0
-    assert flows.overdue(4.9) == []
-    assert flows.overdue(5.0) == [Send(D0, Withdraw(1, 1))]
-    assert flows.answered(5.1, D0, answer(1, flow(0))) == []
-    assert flows.entries == {}
-    assert flows.announced(6.0, D0, cost(0.0, 1)) == [Send(D0, request(2))]
-
-
-def test_offers_of_nodes_that_are_no_neighbours_are_ignored() -> None:
-    flows = relay(R1A)
-    assert flows.announced(0.0, D0, cost(0.0, 2)) == []
-    assert flows.announced(0.0, STRANGER, cost(0.0, 2)) == []
 
 
 def test_a_data_node_asks_only_for_flows_to_itself() -> None:
@@ -284,37 +75,6 @@ def test_a_data_node_asks_only_for_flows_to_itself() -> None:
     assert flows.num_complete == 1
 
 
-@pytest.mark.parametrize(
-    ("flow_id", "path"),
-    [
-        (flow(0), ()),
-        (flow(0), (STRANGER,)),
-        (flow(0), (D0,)),
-        (flow(0), (R1A, R1A)),
-        (FlowId(D1, 0), (R1A,)),
-    ],
-)
-def test_a_flow_that_does_not_lead_home_is_none(flow_id: FlowId, path: tuple[NodeId, ...]) -> None:
-    """Whatever a node that grants it says: microbatches would be lost on the way."""
-    flows = data_flows(context_of(D0, view_of("d0", "d1", "r1a")))
-    flows.activate(0.0)
-    flows.announced(0.0, R1A, cost(1.0, 1))
-    assert flows.answered(0.0, R1A, answer(1, flow_id, 1.0, 0, *path)) == []
-    assert flows.num_complete == 0
-    assert flows.announced(1.0, R1A, cost(1.0, 1)) == [Send(R1A, request(2, 1.0))]
-
-
-def test_a_data_node_may_fill_a_broken_flows_place() -> None:
-    flows = sink()
-    flows.announced(0.0, R1A, cost(1.0, 3))
-    for k in (1, 2):
-        flows.answered(0.0, R1A, answer(k, flow(k - 1), 1.0, 1, R1A, R2A))
-    assert flows.announced(1.0, R1A, cost(1.0, 3)) == []
-    flows.drop(flow(0))
-    flows.drop(flow(9))
-    assert flows.announced(2.0, R1A, cost(1.0, 3)) == [Send(R1A, request(3, 1.0))]
-
-
 def test_a_relay_forgets_a_broken_flow_and_asks_for_another() -> None:
     flows = with_flow(relay())
     flows.announced(1.0, D0, cost(0.0, 3))
@@ -323,13 +83,6 @@ def test_a_relay_forgets_a_broken_flow_and_asks_for_another() -> None:
     assert (R1A, cost(HOP_S, 1)) in sent(effects)
     assert (D0, request(3)) in sent(effects)
     assert flows.drop(2.0, flow(0)) == []
-
-
-def test_a_paired_flow_that_breaks_is_no_longer_announced() -> None:
-    flows = with_flow(relay(R1A), R2A)
-    flows.requested(1.0, D0, request(1, 9.0))
-    assert flows.drop(2.0, flow(0)) == []
-    assert flows.outflows.paired == {}
 
 
 # --- quotas ---------------------------------------------------------------------------------------
@@ -468,15 +221,3 @@ def test_once_messages_arrive_all_flows_that_fit_are_built(seed: int) -> None:
         assert granted == R1A
         assert mesh.holders(R1A)[flow_id] == R2A
         assert mesh.holders(R2A)[flow_id] == D0, "a flow ends where it began"
-
-
-def test_two_data_nodes_never_swap_flows() -> None:
-    for seed in range(5):
-        mesh = Mesh(Random(seed), lossy=True)
-        mesh.start(*NAMES)
-        for _ in range(300):
-            mesh.turn()
-        for node in (D0, D1):
-            assert {f.data_node for f in mesh.holders(node)} <= {node}
-        assert R1B in mesh.flows
-        assert R2B in mesh.flows

@@ -28,7 +28,6 @@ from decod.protocol.core.jobs import (
     CommitStep,
     Job,
     JobResult,
-    Load,
     Nothing,
     Propose,
     Proposed,
@@ -149,42 +148,6 @@ def test_a_candidate_asks_a_member_and_fetches_from_all() -> None:
     assert candidate.machine.level is None
 
 
-def test_averages_wait_for_the_state_and_are_stepped_through() -> None:
-    """A step is final when what comes next says so, and not before."""
-    candidate = Candidate()
-    candidate.begin()
-    candidate.both(Iteration(5, 1), "h4")
-    candidate.both(Iteration(6, 1), "h5")
-    assert candidate.given == []
-    fetched = StateFetched(1, 4, "{}", tensor(next(candidate.tensors)))
-    candidate.take(candidate.machine.fetched(fetched))
-    job, _ = candidate.pipeline(Built("h4"))
-    assert isinstance(job, Load)
-    candidate.step(5)
-    assert candidate.machine.level == Iteration(5, 1)
-    assert candidate.pipeline(Nothing())[0] == CommitStep(5)
-    candidate.step(6)
-    assert candidate.machine.abreast
-    assert candidate.machine.level == Iteration(6, 1)
-    assert candidate.given == [], "nobody has said yet that 6 is final"
-
-
-def test_averages_that_overtake_the_answer_are_kept_as_far_as_they_are_needed() -> None:
-    """They come on another channel; nobody would send them again."""
-    candidate = Candidate()
-    candidate.machine.aim(1, DONORS)
-    candidate.machine.knock(0.0)
-    candidate.both(Iteration(4, 1), "h3")
-    candidate.both(Iteration(5, 1), "h4")
-    effects = candidate.machine.answered(0.0, R1A, Followed(1, 1, BASE))
-    assert freed(effects) == [1, 2], "that of the state which is fetched"
-    assert candidate.machine._backlog.get(5) is not None
-    candidate.take(candidate.machine.fetched(StateFetched(1, 4, "{}", tensor(900))))
-    candidate.pipeline(Built("h4"))
-    candidate.step(5)
-    assert candidate.machine.level == Iteration(5, 1)
-
-
 def test_a_step_that_was_not_committed_is_undone() -> None:
     candidate = Candidate()
     candidate.load()
@@ -246,18 +209,6 @@ def test_whatever_fails_is_begun_again_with_another_member(trouble: str) -> None
     assert machine.knock(60.0) == [Send(R1B, Follow(2, 1, "r1c:7700"))]
 
 
-@pytest.mark.parametrize(("base", "pause_s"), [(BASE, 30), (Iteration(0, 0), 1)])
-def test_who_was_left_behind_waits_longer_than_who_has_lost_its_member(
-    base: Iteration, pause_s: int
-) -> None:
-    candidate = Candidate()
-    candidate.begin()
-    candidate.machine.answered(1.0, R1A, Followed(1, 1, BASE))
-    effects = candidate.machine.answered(2.0, R1A, Followed(1, 1, base, "it is no member"))
-    (note,) = (e for e in effects if isinstance(e, Note))
-    assert dict(note.fields)["pause_s"] == pause_s
-
-
 def test_parts_that_nobody_wants_are_freed() -> None:
     candidate = Candidate()
     candidate.load()
@@ -271,16 +222,6 @@ def test_parts_that_nobody_wants_are_freed() -> None:
         (R1A, dataclasses.replace(message, num_parts=3, part=2)),
     ):
         assert freed(candidate.machine.average(1.0, sender, wrong, tensor(900))) == [900]
-
-
-def test_it_enters_with_what_was_committed() -> None:
-    candidate = Candidate()
-    candidate.load()
-    candidate.both(Iteration(5, 1), "h4")
-    candidate.step(5)
-    entry, effects = candidate.machine.enter(2.0, opening(Iteration(5, 1)), 3, "h5")
-    assert entry is Entry.READY
-    assert jobs_of(effects) == [CommitStep(5)]
 
 
 def test_it_undoes_what_was_not_committed_when_it_enters() -> None:
@@ -362,21 +303,6 @@ class Host:
         return self.machine.share(AveragingId(Iteration(iteration, 1), 3), job, [part])
 
 
-@pytest.mark.parametrize(
-    ("period_s", "waited_s", "lead"),
-    [(60.0, 1.0, 0), (60.0, 59.0, 1), (0.5, 0.1, 4), (0.5, 9.0, 0)],
-)
-def test_the_state_that_is_named_can_still_be_asked_for(
-    period_s: float, waited_s: float, lead: int
-) -> None:
-    followed = Host()
-    for iteration in range(1, 5):
-        followed.commit(iteration * period_s, iteration)
-    answer = followed.follow(4 * period_s + waited_s)
-    assert answer.committed == Iteration(4 + lead, 0)
-    assert followed.follow(5 * period_s + waited_s) == answer, "a repeat"
-
-
 def test_averages_go_to_those_who_follow_until_they_lag() -> None:
     followed = Host()
     followed.commit(1.0, 1)
@@ -419,21 +345,6 @@ def test_an_average_that_is_lost_is_sent_again_a_few_times(*, enters: bool) -> N
     assert unheard == ([Send(R1C, word)] if enters else []), "a candidate asks again by itself"
 
 
-def test_who_comes_too_late_for_an_average_fetches_the_state_behind_it() -> None:
-    """Or it would enter, and wait for what nobody sends."""
-    followed = Host()
-    followed.commit(1.0, 1)
-    followed.share(2, 1)
-    assert followed.follow(60.0).committed == Iteration(2, 0)
-    alone = Host()
-    alone.commit(1.0, 1)
-    assert not alone.machine.wants(Iteration(2, 1)), "nobody does: none is made"
-    assert alone.follow(60.0).committed == Iteration(2, 0)
-    again = Opening(Iteration(2, 2), Iteration(1, 1), VIEW)
-    assert alone.machine.opened(61.0, again, stepped=False) == []
-    assert alone.follow(120.0, number=2).committed == Iteration(1, 0), "the iteration is repeated"
-
-
 def test_a_member_says_why_it_is_not_to_be_followed() -> None:
     followed = Host()
     for k in range(FOLLOWERS_MAX):
@@ -445,19 +356,3 @@ def test_a_member_says_why_it_is_not_to_be_followed() -> None:
     assert other.refusal == "it serves stage 1"
     followed.stage.loaded = False
     assert followed.follow(20.0, NodeId("y")).refusal == "it is loading its stage's state"
-
-
-def test_a_wish_that_comes_late_of_who_has_entered_is_answered_as_before() -> None:
-    followed = Host()
-    base = followed.follow(1.0).committed
-    followed.share(1, 100)
-    followed.enters(1)
-    assert followed.follow(2.0).committed == base
-    assert not followed.machine.wants(Iteration(99, 1))
-
-
-def test_who_has_entered_follows_no_more() -> None:
-    followed = Host()
-    followed.follow(1.0)
-    assert followed.enters(1) == []
-    assert not followed.machine.wants(Iteration(99, 1))

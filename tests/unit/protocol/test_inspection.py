@@ -33,22 +33,6 @@ class InspectionBench(Bench):
 LOOK = Inspect(M, is_gradient=False)
 
 
-def test_what_a_client_returns_is_taken_when_it_holds_only_numbers() -> None:
-    bench = InspectionBench()
-    bench.come(C1A)
-    assert bench.taken == []
-    bench.end(LOOK, num_outputs=0)
-    assert bench.taken == [(C1A, M)]
-    assert bench.num_held == 0
-
-
-def test_what_a_server_returns_is_taken_as_it_is() -> None:
-    bench = InspectionBench()
-    bench.come(F1A)
-    assert bench.taken == [(F1A, M)]
-    assert bench.num_held == 0
-
-
 def test_what_no_member_sent_is_dropped() -> None:
     bench = InspectionBench()
     bench.lose("c1a")
@@ -65,23 +49,6 @@ def test_a_client_that_returns_nan_is_named_to_the_leader() -> None:
     assert notes_of(effects) == ["job.failed", "result.refused"]
     assert bench.taken == []
     assert bench.num_held == 0
-
-
-def test_two_clients_results_of_a_microbatch_are_told_apart() -> None:
-    bench = InspectionBench()
-    bench.come(C1A)
-    bench.come(C1B)
-    assert sent(bench.refuse(LOOK)) == [(D0, Suspect(C1A, NOT_FINITE))]
-    bench.end(LOOK, num_outputs=0)
-    assert bench.taken == [(C1B, M)]
-    assert bench.num_held == 0
-
-
-def test_what_is_not_yet_looked_at_is_forgotten_with_the_iteration() -> None:
-    bench = InspectionBench()
-    bench.come(C1A)
-    bench.inspection.reset()
-    assert bench.taken == []
 
 
 @pytest.mark.parametrize(

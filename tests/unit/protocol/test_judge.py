@@ -2,16 +2,14 @@
 
 from dataclasses import replace
 
-import pytest
-
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.averaging.averager import Averager, Averaging, port_of
 from decod.protocol.core.effects import Effect, FetchState, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, StateFetched, StateFetchFailed
 from decod.protocol.core.fingerprints import NUM_SUMS, Sketch, digest_of
-from decod.protocol.core.jobs import Built, JobResult, Replayed, ReplayPasses, StandIn
+from decod.protocol.core.jobs import JobResult
 from decod.protocol.core.messages import Audit, AuditedPart, AuditedTensor, AuditResult, Message
-from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
+from decod.protocol.core.messages.audit_messages import AuditCase
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 from decod.protocol.strategy.witnessing import Audits
 from tests.unit.protocol.cast import (
@@ -23,13 +21,12 @@ from tests.unit.protocol.cast import (
     context_of,
     flow,
     freed,
-    jobs_of,
     received,
     sent,
     tensor,
     view_of,
 )
-from tests.unit.protocol.test_witnessing import DIGEST, MB, OTHER, Signed, proof
+from tests.unit.protocol.test_witnessing import DIGEST, MB, Signed, proof
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
 AVERAGING = AveragingId(ITERATION, 1)
@@ -111,44 +108,6 @@ def result_of(effects: list[Effect]) -> AuditResult:
     return found
 
 
-def test_a_judge_fetches_what_both_have_computed_with_and_repeats_passes_with_that() -> None:
-    judging = Judging()
-    (wanted,) = (e for e in judging.begun if isinstance(e, FetchState))
-    assert wanted == FetchState((R1B, R1A), 1, 0, HASH, with_optimizer=False)
-    assert not jobs_of(judging.tell()), "the stage is not there yet"
-    fetched = judging.fetched()
-    assert jobs_of(fetched) == [StandIn(1, 0, "{}", with_optimizer=False)]
-    replays = judging.done(fetched, Built(HASH))
-    assert jobs_of(replays) == [ReplayPasses(MB, True, True, 2, SEED, beside=True)]
-
-
-@pytest.mark.parametrize("error", [0.01, 0.7])
-def test_one_pass_that_is_wrong_is_enough(error: float) -> None:
-    judging = Judging()
-    judging.tell()
-    replays = judging.done(judging.fetched(), Built(HASH))
-    sketches = (Sketch(SEED, (1.0,) * NUM_SUMS).to_bytes(),) * 2
-    found = result_of(judging.done(replays, Replayed(error, 0.0, sketches)))
-    expected = () if error < 0.05 else (Finding(AuditedWork.PASSES, error),)
-    assert (found.findings, found.failure, found.num_microbatches) == (expected, "", 1)
-
-
-def test_what_the_other_says_of_the_contribution_is_its_word() -> None:
-    judging = Judging()
-    judging.tell()
-    replays = judging.done(judging.fetched(), Built(HASH))
-    sketches = (Sketch(SEED, (-1.0,) * NUM_SUMS).to_bytes(),) * 2
-    (finding,) = result_of(judging.done(replays, Replayed(0.0, 0.0, sketches))).findings
-    assert (finding.work, finding.suspects) == (AuditedWork.CONTRIBUTION, (R1B,))
-
-
-def test_a_false_word_needs_no_replay() -> None:
-    judging = Judging()
-    judging.tell(OTHER)
-    found = result_of(judging.done(judging.fetched(), Built(HASH)))
-    assert [each.work for each in found.findings] == [AuditedWork.WORD]
-
-
 def test_without_the_parameters_nothing_is_settled() -> None:
     judging = Judging()
     event = StateFetchFailed(1, 0, "nobody gives it")
@@ -165,19 +124,6 @@ def test_a_stage_that_can_not_be_built_is_not_judged() -> None:
     assert result_of(effects or []).failure == "no room"
 
 
-def test_what_is_held_is_released_when_the_iteration_ends() -> None:
-    judging = Judging()
-    judging.tell()
-    judging.audits.abandon()
-    assert len(judging.context.tensors) == 1, "what the microbatch itself keeps"
-    late = StateFetched(1, judging.context.anchor.number, "{}", tensor(9))
-    assert freed(judging.audits.fetched(late)) == [9]
-
-
-def test_a_relay_does_not_judge_other_stages() -> None:
-    assert not any(isinstance(e, FetchState) for e in Judging(R2A).begun)
-
-
 def test_a_state_that_is_late_keeps_later_ones_from_being_asked_for() -> None:
     """It may be larger than a link carries in an iteration."""
     judging = Judging()
@@ -190,10 +136,3 @@ def test_a_state_that_is_late_keeps_later_ones_from_being_asked_for() -> None:
     assert judging.audits.takes(late)
     assert freed(judging.audits.fetched(late)) == [9]
     assert [e for e in judging.again() if isinstance(e, FetchState)]
-
-
-def test_the_same_state_is_asked_for_once_though_the_iteration_is_mended() -> None:
-    judging = Judging()
-    judging.audits.abandon()
-    assert not [e for e in judging.again() if isinstance(e, FetchState)]
-    assert jobs_of(judging.fetched())

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from decod.ids import Iteration, TensorId
+from decod.ids import Iteration
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core.context import Context
-from decod.protocol.core.events import TensorSent
 from tests.unit.protocol.cast import LOCALLY, R1A, context_of, member, settle, view_of
 
 SYNC = replace(LOCALLY, overlap=True)
@@ -34,11 +33,3 @@ def test_an_average_that_is_not_here_is_not_begun_under_its_name(since: int) -> 
     assert told.settled == (since == 4), "newcomers alone have no average"
     assert told.travelled == 0
     assert told._key() == untold._key()
-
-
-def test_what_travels_beside_passes_is_told_from_what_an_iteration_waits_for() -> None:
-    overlap = Overlap(relay(since=0), list)
-    overlap._outgoing[TensorId(7)] = (Iteration(4, 1), R1A)
-    assert overlap.sent(TensorSent(R1A, TensorId(7), 8, 1.0))
-    assert not overlap.sent(TensorSent(R1A, TensorId(7), 8, 1.0)), "it has arrived already"
-    assert not overlap.sent(TensorSent(R1A, TensorId(8), 8, 1.0))

@@ -1,7 +1,5 @@
 """Pausing at the leader: it comes with the next opening, and no stage is paused as a whole."""
 
-import pytest
-
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
@@ -16,28 +14,6 @@ def pause(run: Run, node: NodeId, request_id: int = 1, capacity: int = 0) -> lis
 
 def capacities(run: Run) -> dict[NodeId, int]:
     return {m.node_id: m.capacity for m in run.leader.view.members if m.stage_index}
-
-
-@pytest.mark.parametrize("opens", ["commit", "failure"])
-def test_a_pause_comes_with_the_next_opening(opens: str) -> None:
-    run = Run(R1A, R1B, R1C)
-    assert sent(pause(run, R1A)) == [(R1A, CapacityAnswer(1, ""))]
-    assert capacities(run)[R1A] == 2
-    if opens == "commit":
-        run.commit()
-    else:
-        run.leader.report(4.0, D0, report(run.leader.iteration, failure="not finite"))
-    assert capacities(run)[R1A] == 0
-    assert run.leader.state is LeaderState.TRAINING
-
-
-def test_a_pause_waits_while_a_loss_has_to_be_made_good() -> None:
-    run = Run(R1A, R1B, R1C)
-    pause(run, R1A)
-    run.leader.leave(4.0, R1C, Leave("device failed", at_once=True))
-    assert capacities(run) == {R1A: 2, R1B: 2}
-    run.commit(now_s=5.0)
-    assert capacities(run) == {R1A: 0, R1B: 2}
 
 
 def test_a_pause_that_would_stop_its_stage_is_refused_or_taken_back() -> None:
@@ -81,47 +57,8 @@ def test_a_newcomer_takes_over_from_those_that_are_paused() -> None:
     assert capacities(run) == {R1A: 0, R1C: 2}
 
 
-def test_a_stages_last_worker_stays_though_others_hold_its_weights() -> None:
-    run = Run(R1A, R1B)
-    pause(run, R1A)
-    run.commit()
-    run.leader.leave(4.0, R1B, LEAVE)
-    run.commit(now_s=5.0)
-    assert set(capacities(run)) == {R1A, R1B}
-    pause(run, R1A, 2, capacity=2)
-    run.commit(now_s=6.0)
-    run.commit(now_s=7.0)
-    assert capacities(run) == {R1A: 2}
-
-
-def test_a_paused_node_may_leave() -> None:
-    run = Run(R1A, R1B)
-    pause(run, R1A)
-    run.commit()
-    run.leader.leave(4.0, R1A, LEAVE)
-    run.commit(now_s=5.0)
-    assert capacities(run) == {R1B: 2}
-
-
-def test_a_node_that_restarts_is_not_paused_any_more() -> None:
-    run = Run(R1A, R1B)
-    pause(run, R1A)
-    run.commit()
-    run.enter(R1A)
-    assert R1A not in capacities(run)
-    run.commit(now_s=5.0)
-    assert capacities(run) == {R1A: 2, R1B: 2}
-
-
 def test_a_stranger_and_a_run_that_is_done_change_nothing() -> None:
     run = Run(R1A, R1B, num_iterations=1)
     assert pause(run, STRANGER) == []
     run.commit()
     assert sent(pause(run, R1A)) == [(R1A, CapacityAnswer(1, "all iterations are done"))]
-
-
-def test_a_wish_of_the_last_iteration_does_not_change_the_view() -> None:
-    run = Run(R1A, R1B, num_iterations=1)
-    pause(run, R1A)
-    run.commit()
-    assert capacities(run) == {R1A: 2, R1B: 2}

@@ -6,10 +6,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.ids import MicrobatchId, NodeId
-from decod.protocol.core.view import Duty, View
+from decod.ids import NodeId
+from decod.protocol.core.view import View
 from decod.protocol.strategy.servers.placement import Placement, servers_of
-from tests.unit.protocol.cast import B1A, D0, D1, F1A, F1B, R1A, R1B, mb, member, view_of
+from tests.unit.protocol.cast import D0, mb, member, view_of
 
 FRONTAL = tuple(f"f1{letter}" for letter in "abcde")
 BACKWARD = tuple(f"b1{letter}" for letter in "abcde")
@@ -43,21 +43,6 @@ def test_servers_of_a_kind_get_equal_runs_of_microbatches(case: tuple[View, View
     counts = Counter(found)
     assert len(runs) == len(counts), "each has one run"
     assert max(counts.values()) - min(counts.values()) <= 1
-
-
-def test_two_backward_servers_share_a_border_with_three_frontal_servers_behind_them() -> None:
-    view = view_of("d0", "f1a", "b1a", "b1b", "f2a", "f2b", "f2c", "b2a")
-    placement = placed(view)
-    pairs = Counter(
-        (placement.backward(view, 1, mb(index)), placement.frontal(view, 2, mb(index)))
-        for index in range(6)
-    )
-    assert pairs == {
-        ("b1a", "f2a"): 2,
-        ("b1a", "f2b"): 1,
-        ("b1b", "f2b"): 1,
-        ("b1b", "f2c"): 2,
-    }
 
 
 @given(stages())
@@ -101,46 +86,8 @@ def test_it_matters_who_is_left_and_not_how_the_view_came_about(
     assert frontal(opening, same, num) == frontal(opening, view, num)
 
 
-def test_a_stage_without_duties_has_all_its_servers_do_both() -> None:
-    view = view_of("d0", "r1a", "r1b")
-    placement = placed(view, num=2)
-    for at in (placement.frontal, placement.backward):
-        assert [at(view, 1, mb(index)) for index in range(2)] == [R1A, R1B]
-    assert placement.all_backward(view, 1) == (R1A, R1B)
-
-
-def test_behind_the_last_stage_and_before_the_first_is_the_data_node() -> None:
-    view = view_of("d0", "d1", "f1a", "b1a")
-    placement = placed(view, num_shares=2)
-    other = mb(0, data_node_index=1)
-    assert placement.frontal(view, 2, mb(0)) == D0
-    assert placement.backward(view, 0, other) == placement.home(other) == D1
-
-
-def test_nobody_has_a_microbatch_of_a_share_that_is_not_read() -> None:
-    view = view_of("d0", "f1a", "b1a")
-    assert placed(view).home(mb(0, data_node_index=3)) is None
-
-
-def test_microbatches_that_were_put_off_go_to_the_last_server() -> None:
-    """They may have higher indexes than those of the batch."""
-    view = view_of("d0", "f1a", "f1b", "b1a")
-    assert placed(view).frontal(view, 1, MicrobatchId(0, 0, 77)) == F1B
-
-
 def test_a_stage_without_servers_has_nobody() -> None:
     view = view_of("d0", "c1a", num_stages=2)
     assert placed(view).frontal(view, 1, mb(0)) is None
     opening, left = view_of("d0", "f1a"), view_of("d0", num_stages=2)
     assert placed(opening).frontal(left, 1, mb(0)) is None
-
-
-def test_a_stage_that_has_lost_a_backward_server_is_bereft_of_it() -> None:
-    opening = view_of("d0", "f1a", "b1a", "b1b")
-    placement = placed(opening)
-    assert not placement.bereft(opening, 1, Duty.BACKWARD)
-    assert not placement.bereft(view_of("d0", "b1a", "b1b", num_stages=2), 1, Duty.BACKWARD)
-    view = view_of("d0", "f1a", "b1a", num_stages=2)
-    assert placement.bereft(view, 1, Duty.BACKWARD)
-    assert placement.all_backward(view, 1) == (B1A,)
-    assert placement.all_backward(view_of("d0", "f1a", num_stages=2), 1) == (F1A,)

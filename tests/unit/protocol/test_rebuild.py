@@ -4,14 +4,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from decod.ids import Iteration, NodeId
+from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, ReadCheckpoint
-from decod.protocol.core.era import Kept, Mark, Source, add_mark
+from decod.protocol.core.era import Kept, Mark, Source
 from decod.protocol.core.events import CheckpointRead
 from decod.protocol.core.messages import Join, NodeLoad, Prepared
-from decod.protocol.core.view import Member, Opening, Role, View
+from decod.protocol.core.view import Member, Role, View
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.leader import Leader
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
 from decod.run.model_config import StagesConfig
 from tests.unit.protocol.cast import (
@@ -23,7 +22,6 @@ from tests.unit.protocol.cast import (
     R2B,
     RUN,
     configured,
-    member,
     view_of,
 )
 
@@ -112,59 +110,9 @@ def plan_after_reading(run: Run, *, newest: int | None) -> EraPlan:
     return plan
 
 
-def takers(plan: EraPlan, stage: int = 1) -> set[NodeId]:
-    return {m.node_id for m in plan.members if m.stage_index == stage}
-
-
-def test_all_go_back_to_the_newest_iteration_that_every_stage_has_a_state_of() -> None:
-    plan = plan_of(Run(on_disk={"r3b": [kept(1, 20)], "r2a": [kept(1, 10)]}))
-    assert (plan.iteration, plan.origin.source) == (20, Source.KEPT)
-    assert plan.origin.lost == (1,)
-    assert plan.origin.num_repeated == 5
-    assert plan.origin.holders_of(1) == (R3B,)
-    assert plan.origin.holders_of(2) == (R2A, R2B)
-
-
 def test_an_older_mark_serves_where_the_newest_is_not_complete() -> None:
     plan = plan_of(Run(on_disk={"r2a": [kept(1, 10)]}))
     assert (plan.iteration, plan.origin.num_repeated) == (10, 15)
-
-
-def test_a_state_that_is_not_what_was_committed_does_not_count() -> None:
-    """It is of a future that was given up: its iteration was computed again, maybe otherwise."""
-    other = Kept(1, 20, "another hash")
-    plan = plan_of(Run(on_disk={"r3b": [other], "r2a": [kept(1, 10)]}))
-    assert plan.iteration == 10
-
-
-def test_who_holds_the_state_takes_the_stage_over_else_one_of_the_largest() -> None:
-    assert takers(plan_of(Run(on_disk={"r2b": [kept(1, 20)]}))) == {R2B}
-    assert takers(plan_of(Run(on_disk={"d0": [kept(1, 20)]}))) == {R3A}
-
-
-def test_no_stage_gives_its_last_worker_and_who_leaves_goes_nowhere() -> None:
-    run = Run(("d0", "r2a", "r3a", "r3b"), on_disk={"r2a": [kept(1, 20)]})
-    assert takers(plan_of(run)) == {R3A}
-    run = Run(("d0", "r2a", "r3a", "r3b"), on_disk={"r2a": [kept(1, 20)]}, leaving={R3A: "x"})
-    assert run.decide() is None
-    assert run.recovery.waiting
-    assert not run.recovery.hopeless
-    assert "waits for a host" in run.recovery.describe()
-
-
-def test_two_lost_stages_are_taken_over_by_two_relays() -> None:
-    run = Run(("d0", "r3a", "r3b", "r3c"), on_disk={"d0": [kept(1, 20), kept(2, 20)]})
-    plan = plan_of(run)
-    assert plan.origin.lost == (1, 2)
-    assert [len(takers(plan, stage)) for stage in (1, 2, 3)] == [1, 1, 1]
-
-
-def test_a_candidate_that_stands_ready_enters_and_nobody_moves() -> None:
-    run = Run(on_disk={"r3b": [kept(1, 20)]})
-    run.join("r1a", stage=1)
-    plan = plan_of(run)
-    assert takers(plan) == {R1A}
-    assert {m.node_id: m.since_iteration for m in plan.members}[R1A] == 20
 
 
 def test_a_host_that_comes_back_brings_its_state() -> None:
@@ -172,22 +120,6 @@ def test_a_host_that_comes_back_brings_its_state() -> None:
     run.join("r1a", stage=1, states=(kept(1, 20),))
     plan = plan_of(run)
     assert (plan.iteration, plan.origin.holders_of(1)) == (20, (R1A,))
-
-
-def test_nobody_is_newer_than_the_state_that_all_go_back_to() -> None:
-    late = replace(member("r2b"), since_iteration=24)
-    run = Run(("d0", "r2a", late, "r3a", "r3b"), on_disk={"d0": [kept(1, 20)]})
-    assert max(m.since_iteration for m in plan_of(run).members) == 20
-
-
-def test_members_hold_the_last_iteration_themselves() -> None:
-    """The stage is lost right after a mark, before anybody but the mirror has written it."""
-    run = Run(on_disk={"d0": [kept(1, 20)]}, iteration=20)
-    for name in ALL:
-        run.on_disk[name] = [k for k in run.on_disk[name] if k.stage_index == 1]
-    plan = plan_of(run)
-    assert (plan.iteration, plan.origin.num_repeated) == (20, 0)
-    assert plan.origin.holders_of(2) == (R2A, R2B)
 
 
 @pytest.mark.parametrize(("checkpoint", "expected"), [(15, 20), (22, 22), (99, 20)])
@@ -200,19 +132,6 @@ def test_a_checkpoint_serves_if_it_is_newer(checkpoint: int, expected: int) -> N
     checkpointed = plan.origin.source is Source.CHECKPOINT
     assert checkpointed == (expected == checkpoint)
     assert not checkpointed or plan.origin.holders_of(1) == (D0,)
-
-
-@pytest.mark.parametrize(
-    ("newest", "expected", "source"),
-    [(None, 20, Source.KEPT), (15, 20, Source.KEPT), (21, 21, Source.CHECKPOINT)],
-)
-def test_a_checkpoint_that_was_altered_is_not_gone_back_to(
-    newest: int | None, expected: int, source: Source
-) -> None:
-    run = Run(on_disk={"r3b": [kept(1, 20)]})
-    run.recovery.checkpoint = 22
-    plan = plan_after_reading(run, newest=newest)
-    assert (plan.iteration, plan.origin.source) == (expected, source)
 
 
 def test_with_an_altered_checkpoint_and_nothing_kept_nobody_goes_back() -> None:
@@ -238,26 +157,6 @@ def test_a_checkpoint_is_read_once_and_only_when_somebody_can_take_over() -> Non
     plan, _ = run.recovery.decide(run.view, run.iteration, run.admission, run.leaving)
     assert plan is not None
     assert plan.iteration == 22
-
-
-def test_what_the_run_started_from_serves_for_a_while() -> None:
-    run = Run(iteration=20)
-    run.recovery.marks = ()
-    plan = plan_of(run)
-    assert (plan.iteration, plan.origin.source) == (0, Source.START)
-
-
-def test_without_any_state_the_neighbours_weights_are_mixed_and_nobody_goes_back() -> None:
-    plan = plan_of(Run())
-    assert (plan.iteration, plan.origin.source) == (25, Source.NEIGHBOURS)
-    assert plan.origin.num_repeated == 0
-
-
-def test_what_is_not_whole_is_told_to_everybody() -> None:
-    plan = plan_of(Run(on_disk={"r2a": [kept(1, 10)]}))
-    missing = "no whole state of stage 1 after iteration 20 is left"
-    assert plan.reason == f"stage 1 was lost; {missing}"
-    assert plan_of(Run(on_disk={"r3b": [kept(1, 20)]})).reason == "stage 1 was lost"
 
 
 # --- an era that somebody can't begin ---------------------------------------------------------
@@ -309,38 +208,6 @@ class Begun:
                 states.remove(state)
 
 
-def test_where_the_copies_turn_out_to_be_bad_the_next_best_serves() -> None:
-    begun = Begun()
-    begun.lose(20, 1)
-    plan = begun.again(R3A)
-    assert plan is not None
-    assert (plan.iteration, plan.origin.source) == (10, Source.KEPT)
-    assert plan.origin.lost == (1,)
-    assert plan.origin.num_repeated == 15, "and what the first way back had cost"
-    assert plan.members == begun.run.names, "nobody moves"
-    assert "no whole state of stage 1 after iteration 20 is left" in plan.reason
-    assert not begun.run.recovery.needed
-
-
-def test_whoever_is_there_already_gives_it_to_the_others() -> None:
-    """A disk was bad, but somebody of the stage had read it."""
-    begun = Begun()
-    begun.lose(20, 2)
-    plan = begun.again(R2B)
-    assert plan is not None
-    assert (plan.iteration, plan.origin.holders_of(2)) == (20, (R2A,))
-
-
-def test_the_leader_stays_and_tries_nothing_a_third_time() -> None:
-    begun = Begun()
-    for expected in (20, 10, 10):
-        plan = begun.again(D0)
-        assert plan is not None
-        assert plan.iteration == expected
-    assert begun.again(D0) is None
-    assert begun.run.recovery.hopeless
-
-
 def test_neighbours_stand_in_once_it_is_clear_who_holds_something() -> None:
     """Those who are on their way back have given up what they held."""
     begun = Begun()
@@ -360,79 +227,3 @@ def test_with_a_stage_of_which_nobody_can_go_back_that_is_mixed_too() -> None:
     plan = begun.again(R3A, R2A, R2B)
     assert plan is not None
     assert (plan.origin.source, plan.origin.lost) == (Source.NEIGHBOURS, (1, 2))
-
-
-def test_without_neighbours_there_is_no_way_on() -> None:
-    run = Run(("d0",))
-    assert run.decide() is None
-    assert run.recovery.hopeless
-
-
-def test_the_cost_is_told_with_the_first_commit_of_the_era() -> None:
-    run = Run(on_disk={"r3b": [kept(1, 20)]})
-    plan_of(run)
-    assert [mark.iteration for mark in run.recovery.marks] == [10, 20]
-    (note,) = run.recovery.committed(107.5, 21, (), before=20)
-    assert dict(note.fields) == {
-        "stage": "1",
-        "source": "kept",
-        "num_repeated": 5,
-        "duration_s": 7.5,
-    }
-    assert run.recovery.committed(109.0, 22, (), before=21) == []
-
-
-def test_a_second_loss_before_anything_was_committed_adds_to_the_cost() -> None:
-    run = Run(on_disk={"r3b": [kept(1, 20)], "d0": [kept(1, 10)]})
-    assert plan_of(run).origin.num_repeated == 5
-    run.names, run.iteration = ("d0", "r2a", "r2b", "r3a"), 20
-    run.recovery.opened(105.0, run.view, 20)
-    assert plan_of(run).origin.num_repeated == 15
-    (note,) = run.recovery.committed(110.0, 11, (), before=10)
-    assert dict(note.fields)["duration_s"] == 10.0
-
-
-def test_an_elected_leader_goes_on_with_the_era() -> None:
-    run = Run(on_disk={"r3b": [kept(1, 20)]})
-    origin = plan_of(run).origin
-    opening = Opening(
-        Iteration(21, 1, 1),
-        Iteration(20, 0, 1),
-        run.view,
-        marks=(mark(10), mark(20)),
-        origin=origin,
-    )
-    other = StageRecovery(STAGED, 0)
-    other.resume(200.0, opening)
-    (note,) = other.committed(203.0, 21, (), before=20)
-    assert dict(note.fields)["duration_s"] == 3.0
-    assert other.last is not None
-    assert other.last.iteration == 20
-
-
-def test_marks_of_a_future_that_was_given_up_are_forgotten() -> None:
-    run = Run(on_disk={"r2a": [kept(1, 10)]})
-    run.recovery.checkpoint = 18
-    run.recovery.marks = (mark(10), mark(20))
-    run.recovery.checkpoint = None
-    plan_of(run)
-    assert [mark.iteration for mark in run.recovery.marks] == [10]
-
-
-def test_a_leader_whose_run_goes_back_tells_no_loss_of_what_was_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(on_disk={"r3b": [kept(1, 20)]})
-    plan = plan_of(run)
-    leader = Leader(D0, STAGED, FACTS, lambda: 0)
-    leader.view, leader.loss = run.view, 2.5
-    leader.iteration, leader.committed = Iteration(26, 1), Iteration(25, 1)
-    monkeypatch.setattr(leader.recovery, "decide", lambda *_: (plan, []))
-    leader.loads_told(1.0, ())
-    assert (leader.committed.number, leader.loss) == (20, None)
-
-
-def test_two_marks_are_kept_and_a_new_one_replaces_later_ones() -> None:
-    marks = add_mark(add_mark(add_mark((), mark(10)), mark(20)), mark(30))
-    assert [m.iteration for m in marks] == [20, 30]
-    assert [m.iteration for m in add_mark(marks, mark(20))] == [20]

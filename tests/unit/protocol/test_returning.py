@@ -6,7 +6,7 @@ from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, FetchState, Send, StartJob, Stop
 from decod.protocol.core.era import Mark, Origin, Source, StateHolders
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed
-from decod.protocol.core.jobs import Build, Built, Load, Mix
+from decod.protocol.core.jobs import Built, Load, Mix
 from decod.protocol.core.messages import Leave, Suspect
 from decod.protocol.core.view import Opening, View
 from decod.protocol.state.rollback import Rollback
@@ -76,22 +76,6 @@ def fetches(effects: list[Effect]) -> list[FetchState]:
     return [effect for effect in effects if isinstance(effect, FetchState)]
 
 
-def test_the_own_disk_comes_first_if_it_holds_what_was_committed() -> None:
-    node = Node()
-    node.context.kept[1, 20] = "h1"
-    (fetch,) = fetches(
-        node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
-    )
-    assert fetch == FetchState((R1A, R2A, R2B), 1, 20, "h1")
-    assert not node.stage.loaded
-    other = Node(R1B)
-    other.context.kept[1, 20] = "of a future that was given up"
-    (fetch,) = fetches(
-        other.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
-    )
-    assert fetch.donors == (R2B, R2A), "it begins with another donor"
-
-
 def test_what_comes_is_loaded_and_anything_else_is_fetched_again() -> None:
     node = Node()
     node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
@@ -105,35 +89,6 @@ def test_what_comes_is_loaded_and_anything_else_is_fetched_again() -> None:
     here, _ = node.end(node.fetched(1), "h1")
     assert here
     assert not node.rollback.active
-
-
-def test_a_relay_that_takes_a_stage_over_builds_it_first() -> None:
-    node = Node()
-    effects = node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=True)
-    assert jobs_of(effects) == [Build(1)]
-    assert not fetches(effects)
-    here, effects = node.end(effects, "the first weights")
-    assert not here
-    assert len(fetches(effects)) == 1
-
-
-def test_who_holds_the_state_has_nothing_to_do() -> None:
-    node = Node()
-    node.stage.iteration = 20
-    begun = opening(Source.KEPT, holders=HOLDERS)
-    assert node.rollback.begin(begun, entering=False, moved=False) == []
-    assert node.stage.loaded
-
-
-def test_from_the_start_members_build_anew_and_newcomers_have_built() -> None:
-    node = Node()
-    effects = node.rollback.begin(opening(Source.START), entering=False, moved=False)
-    here, _ = node.end(effects, "h")
-    assert here
-    newcomer = Node()
-    newcomer.stage.loaded = False
-    assert newcomer.rollback.begin(opening(Source.START), entering=True, moved=False) == []
-    assert newcomer.stage.loaded
 
 
 def test_a_given_start_comes_from_the_leader() -> None:
@@ -191,25 +146,6 @@ def test_who_can_not_get_its_state_tells_the_leader_and_leaves_if_it_can_not_aga
     again = fail_to_fetch(node)
     assert isinstance(again[-1], Stop)
     assert again[-2] == Send(D0, Leave(REASON, at_once=True))
-
-
-def test_who_has_come_to_a_state_since_may_fail_again() -> None:
-    node = Node()
-    fail_to_fetch(node)
-    node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
-    assert node.rollback.tell() == []
-    node.end(node.fetched(1), "h1")
-    node.stage.iteration = 25
-    assert not any(isinstance(effect, Stop) for effect in fail_to_fetch(node))
-
-
-def test_a_leader_never_leaves_for_that() -> None:
-    leader = Node(D0)
-    for _ in range(3):
-        begun = opening(Source.CHECKPOINT)
-        leader.rollback.begin(begun, entering=False, moved=False)
-        effects = leader.rollback.fetch_failed(StateFetchFailed(0, 20, "refused"))
-        assert effects == [Send(D0, Suspect(D0, REASON))]
 
 
 def test_who_could_not_go_back_is_helped_by_its_stage_if_the_neighbours_stand_in() -> None:

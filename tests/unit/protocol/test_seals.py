@@ -8,7 +8,6 @@ import pytest
 from decod.ids import AveragingId, Iteration
 from decod.protocol.core import messages as m
 from decod.protocol.core.context import Identity
-from decod.protocol.core.effects import Send
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.node_machine import NodeMachine
@@ -79,20 +78,3 @@ def test_a_decision_without_a_true_seal_changes_nothing(forged: Decision, sender
     assert notes_of(effects) == ["decision.unproven"]
     assert not sent(effects)
     assert (relay.context.iteration, relay.context.view.version) == before
-
-
-def test_the_seal_travels_on_and_only_the_leader_can_make_it() -> None:
-    leader, relay = machine(leads=True), machine(leads=False)
-    told = [
-        effect
-        for effect in leader._deliver(0.0, [Send(R1A, FIRST), Send(R1B, FIRST)])
-        if isinstance(effect, Send)
-    ]
-    assert [send.message.seal for send in told if isinstance(send.message, m.Open)] == [b"word"] * 2
-    relay.start(0.0)
-    relay.step(1.0, received(R1B, told[0].message))
-    assert relay.context.iteration == Iteration(0, 0), "it is no candidate that was assigned"
-    (own,) = relay._deliver(0.0, [Send(R1B, FIRST)])
-    assert isinstance(own, Send)
-    assert isinstance(own.message, m.Open)
-    assert own.message.seal == b""

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.core.jobs import Backward, EmbedBackward, Forward
+from decod.protocol.core.jobs import EmbedBackward, Forward
 from decod.protocol.core.messages import BackwardGradient
 from tests.unit.protocol.cast import D0, R1A, R1B, R2A, R2B, flow, freed, jobs_of, tensor, view_of
-from tests.unit.protocol.test_microbatch import FORWARD, GRADIENT, PATH, Data, M, Relay
+from tests.unit.protocol.test_microbatch import FORWARD, PATH, Data, M, Relay
 
 
 @pytest.mark.parametrize("sender", [R1B, R2A, R2B])
@@ -22,16 +22,6 @@ def test_an_activation_on_a_changed_path_is_only_taken_from_the_node_before(
     assert jobs_of(relay.machine.activation(sender, changed, tensor(1))) == []
     assert relay.machine.held == {}
     assert jobs_of(relay.machine.activation(D0, changed, tensor(2))) == [Forward(M)]
-
-
-def test_gradients_of_others_that_come_early_are_let_go_and_keep_none_away() -> None:
-    relay = Relay()
-    relay.context.view = view_of("d0", "r1a", "r1b", "r2a", "r2b")
-    assert relay.machine.gradient(R2B, GRADIENT, tensor(8)) == []
-    assert relay.machine.gradient(R2A, GRADIENT, tensor(9)) == []
-    effects = relay.forward()
-    assert freed(effects) == [8, 1]
-    assert jobs_of(effects) == [Backward(M)]
 
 
 def test_a_data_node_takes_what_comes_home_only_from_the_ends_of_the_path() -> None:

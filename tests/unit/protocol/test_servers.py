@@ -1,17 +1,15 @@
 """A member where stages have servers: who takes in what, and what changes with views and eras."""
 
-import logging
 from random import Random
 
 import pytest
 
-from decod.ids import AveragingId, Iteration, MicrobatchId, NodeId
-from decod.journal.event_specs import event_level
-from decod.protocol.core.effects import Effect, FetchState
+from decod.ids import AveragingId, Iteration, NodeId
+from decod.protocol.core.effects import Effect
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Fault, JobFinished, SendFailed
-from decod.protocol.core.jobs import Forward, Inspect, Nothing, Retract, StepAhead
-from decod.protocol.core.messages import BeginAggregation, LinkProbe, Message, Open, Outcome
+from decod.protocol.core.jobs import Inspect, Nothing, StepAhead
+from decod.protocol.core.messages import LinkProbe, Message, Open, Outcome
 from decod.protocol.core.messages.server_messages import (
     Fetch,
     Folded,
@@ -29,7 +27,6 @@ from decod.protocol.core.messages.server_messages import (
 )
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.strategy.servers.servers import Servers
-from decod.protocol.strategy.step import weight_of
 from decod.run.run_config import Organisation
 from decod.run.training_config import BatchConfig, ServersConfig
 from tests.unit.protocol.cast import (
@@ -107,22 +104,6 @@ def server() -> Node:
 # --- parts ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("node", "role", "parts"),
-    [
-        (D0, Role.DATA, {"home"}),
-        (F1A, Role.RELAY, {"frontal", "backward", "worker"}),
-        (C1A, Role.CLIENT, {"worker"}),
-    ],
-)
-def test_a_node_has_the_parts_that_its_role_asks_for(
-    node: NodeId, role: Role, parts: set[str]
-) -> None:
-    strategy = Node(node, role).strategy
-    names = ("home", "frontal", "backward", "worker")
-    assert {name for name in names if getattr(strategy, name) is not None} == parts
-
-
 def test_there_are_no_flows_and_no_averages_that_travel() -> None:
     strategy = server().strategy
     assert (strategy.known_flows, strategy.agreed_epoch) == ((), 0)
@@ -130,23 +111,7 @@ def test_there_are_no_flows_and_no_averages_that_travel() -> None:
     assert strategy.of_view(0.0, B1A, LinkProbe()) == []
 
 
-def test_who_lacks_the_state_takes_up_work_when_it_is_there() -> None:
-    node = Node(F1A, Role.RELAY, loaded=False)
-    assert sent(node.open()) == []
-    node.strategy.copy.stage.loaded = True
-    effects = node.strategy._state_loaded(0.0)
-    assert notes_of(effects) == ["state.loaded"]
-    assert {type(message) for _, message in sent(effects)} == {Offer}
-
-
 # --- who takes in what ----------------------------------------------------------------------------
-
-
-def test_what_a_client_loads_in_each_iteration_is_no_news() -> None:
-    client = Node(C1A, Role.CLIENT)
-    told = notes_of(client.strategy._state_loaded(0.0))
-    assert told == ["parameters.loaded"]
-    assert event_level(told[0]) == logging.DEBUG
 
 
 def test_before_the_first_opening_nothing_is_taken_in() -> None:
@@ -197,14 +162,6 @@ def test_a_server_takes_in_what_concerns_backward_passes() -> None:
     assert returned == (D0, gradient(M, Leg.ONWARD))
 
 
-def test_a_worker_takes_in_its_tasks_and_their_revocation() -> None:
-    node = opened(C1A, Role.CLIENT)
-    assert jobs_of(node.hear(activation(M, Leg.TASK), F1A)) == [Forward(M)]
-    ((to, message),) = sent(node.hear(Revoke(*ONE, 1)))
-    assert (to, isinstance(message, Unable) and message.attempt) == (B1A, 1)
-    assert node.strategy.num_flows == 1
-
-
 def test_a_data_node_hears_that_an_iteration_can_not_be_ended() -> None:
     node = opened(D0, Role.DATA)
     ((to, report),) = sent(node.hear(Unable(*ONE, "no worker can compute it")))
@@ -244,25 +201,6 @@ def test_what_did_not_reach_a_worker_is_told_to_who_gave_it() -> None:
 # --- views, eras and late steps -------------------------------------------------------------------
 
 
-def test_a_client_without_parameters_asks_those_that_are_left() -> None:
-    node = Node(C1A, Role.CLIENT, loaded=False)
-    node.open()
-    (wanted,) = (e for e in node.lose("b1a") if isinstance(e, FetchState))
-    assert B1A not in wanted.donors
-
-
-def test_a_sum_that_was_sent_is_contributed_again_in_a_smaller_view() -> None:
-    node = opened(C1A, Role.CLIENT)
-    none: list[MicrobatchId] = []
-    empty = weight_of(none)
-    node.hear(BeginAggregation(AveragingId(ITERATION, 1), empty.num, empty.digest), D0)
-    node.hear(Settled(AveragingId(ITERATION, 1), 0, 0))
-    assert node.strategy.aggregating
-    effects = node.lose("c1b")
-    assert Retract() in jobs_of(effects)
-    assert not node.strategy.aggregating
-
-
 @pytest.mark.parametrize(
     ("name", "role", "source"),
     [
@@ -287,9 +225,3 @@ def test_with_late_steps_servers_compute_the_next_parameters_first() -> None:
     assert node.context.compute.finished(1.0, done) == [], "nobody has asked for them yet"
     assert node.strategy.job_failed(1.0, StepAhead(1), "no memory") == []
     assert StepAhead(1) not in jobs_of(Node(C1A, Role.CLIENT, delay=1).open())
-
-
-def test_at_the_end_all_is_let_go_of() -> None:
-    node = server()
-    node.hear(activation(M, Leg.ONWARD), D0)
-    assert freed(node.strategy.end()) == [1]

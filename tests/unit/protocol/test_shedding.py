@@ -91,19 +91,6 @@ def end_jobs(context: Context, effects: list[Effect], output: Tensor) -> None:
         context.compute.finished(0.0, JobFinished(start.job_id, Nothing(), outputs, duration_s=1.0))
 
 
-def test_what_was_shed_and_kept_is_let_go_of_with_the_iteration() -> None:
-    relay = FullRelay()
-    relay.both()
-    relay.machine.gradient(R2A, GRADIENT, tensor(3))
-    relay.machine.reset()
-    relay.context.compute.reset()
-    assert relay.machine.held == {}
-
-
-def test_a_full_relay_waits_where_a_pass_takes_longer_than_the_way() -> None:
-    assert jobs_of(FullRelay(transfer_s=0.5).both()) == []
-
-
 def test_without_memory_for_what_came_nothing_is_shed() -> None:
     relay = FullRelay()
     settle(relay.context, protocol=configured(keep_max_bytes=0))

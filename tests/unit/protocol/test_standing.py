@@ -4,16 +4,15 @@ import math
 
 import pytest
 
-from decod.ids import Iteration, NodeId
+from decod.ids import NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, Stop, StopReason
+from decod.protocol.core.effects import Effect, Send, Stop
 from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
 from decod.protocol.core.view import View
 from decod.protocol.leadership.availability import Availability
 from tests.unit.protocol.cast import (
     D0,
     R1A,
-    R1B,
     STRANGER,
     context_of,
     member,
@@ -45,21 +44,6 @@ def stop_of(effects: list[Effect]) -> Stop:
 # --- pausing --------------------------------------------------------------------------------------
 
 
-def test_a_wish_is_said_until_a_view_shows_it() -> None:
-    standing, context = leadership_part_of()
-    assert said(standing.pause(0.0, paused=True)) == [Capacity(1, 0)]
-    assert standing.deadline_s == 5.0
-    assert standing.overdue(4.9) == []
-    assert said(standing.overdue(5.0)) == [Capacity(1, 0)]
-    assert notes_of(standing.answered(D0, CapacityAnswer(1, ""))) == ["capacity.agreed"]
-    assert said(standing.overdue(10.0)) == [Capacity(1, 0)], "agreed, but in no view yet"
-    context.adopt(PAUSED)
-    assert notes_of(standing.opened(11.0)) == ["node.paused"]
-    assert standing.overdue(15.0) == []
-    assert standing.deadline_s is None
-    assert standing.capacity == 0
-
-
 def test_a_view_that_shows_it_answers_nothing_the_leader_has_to() -> None:
     """An earlier wish may be on its way to the leader, who must hear that this one came later."""
     standing, _ = leadership_part_of(PAUSED)
@@ -79,31 +63,12 @@ def test_an_answer_is_told_once_and_only_to_the_last_wish() -> None:
     assert standing.answered(D0, CapacityAnswer(2, "")) == []
 
 
-def test_what_was_refused_is_not_said_again() -> None:
-    standing, _ = leadership_part_of()
-    standing.pause(0.0, paused=True)
-    assert notes_of(standing.answered(D0, CapacityAnswer(1, "no"))) == ["capacity.refused"]
-    assert standing.overdue(5.0) == []
-    assert standing.answered(D0, CapacityAnswer(1, "no")) == []
-
-
 def test_an_agreement_may_be_taken_back() -> None:
     standing, _ = leadership_part_of()
     standing.pause(0.0, paused=True)
     standing.answered(D0, CapacityAnswer(1, ""))
     assert notes_of(standing.answered(D0, CapacityAnswer(1, "no"))) == ["capacity.refused"]
     assert standing.overdue(5.0) == []
-
-
-def test_a_view_that_forgets_a_wish_has_it_said_again() -> None:
-    """A leader that was elected may not know it."""
-    standing, context = leadership_part_of(PAUSED)
-    standing.pause(0.0, paused=True)
-    standing.answered(D0, CapacityAnswer(1, ""))
-    assert standing.overdue(5.0) == []
-    context.adopt(view_of("d0", "r1a", "r1b", version=3))
-    standing.opened(6.0)
-    assert said(standing.overdue(11.0)) == [Capacity(1, 0)]
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -167,17 +132,6 @@ def test_leaving_is_said_until_a_view_is_without_the_node() -> None:
     assert notes_of(standing.pause(11.0, paused=True)) == ["capacity.refused"]
 
 
-def test_when_time_is_up_a_node_says_so_and_goes() -> None:
-    standing, _ = leadership_part_of()
-    standing.drain(0.0, 7.0)
-    standing.overdue(5.0)
-    assert standing.deadline_s == 7.0
-    effects = standing.overdue(7.0)
-    assert said(effects) == [Leave("did not finish in time", at_once=True)]
-    assert stop_of(effects).reason is StopReason.DRAINED
-    assert "time was up" in stop_of(effects).detail
-
-
 def test_a_second_request_shortens_the_time_and_never_prolongs_it() -> None:
     standing, _ = leadership_part_of()
     assert standing.drain(0.0, math.inf)
@@ -186,66 +140,3 @@ def test_a_second_request_shortens_the_time_and_never_prolongs_it() -> None:
     standing.drain(3.0, 1.0)
     assert isinstance(standing.overdue(4.0)[0], Send)
     assert stop_of(standing.overdue(4.0))
-
-
-def test_a_node_whose_stage_has_only_paused_ones_besides_is_held() -> None:
-    standing, _ = leadership_part_of(view_of("d0", "r1a", member("r1b", capacity=0)))
-    assert notes_of(standing.drain(0.0, 60.0)) == ["successor.awaited"]
-    others, _ = leadership_part_of()
-    assert notes_of(others.drain(0.0, 60.0)) == []
-
-
-@pytest.mark.parametrize("reason", [StopReason.REMOVED, StopReason.LEADER_LOST])
-def test_who_wants_to_leave_has_not_been_lost(reason: StopReason) -> None:
-    standing, _ = leadership_part_of()
-    lost = Stop(reason, "gone")
-    assert standing.ended(lost) == lost
-    standing.drain(0.0, 60.0)
-    assert standing.ended(lost) == Stop(StopReason.DRAINED, "gone")
-    failed = Stop(StopReason.FAILED, "its device failed")
-    assert standing.ended(failed) == failed
-
-
-def test_a_paused_node_has_no_flows_to_talk_about() -> None:
-    context = context_of(R1A, PAUSED, iteration=Iteration(2, 1))
-    assert (context.previous, context.next) == ((), ())
-    assert context_of(D0, PAUSED).next == (R1B,)
-    assert context_of(D0, PAUSED).previous == (R1B,)
-
-
-# --- pausing with the device free -----------------------------------------------------------------
-
-
-def test_a_pause_that_frees_the_device_leaves_once_a_view_shows_it() -> None:
-    standing, context = leadership_part_of()
-    assert said(standing.pause(0.0, paused=True, frees_device=True)) == [Capacity(1, 0)]
-    standing.answered(D0, CapacityAnswer(1, ""))
-    assert standing.opened(1.0) == [], "no view shows it yet"
-    context.adopt(PAUSED)
-    effects = standing.opened(2.0)
-    assert notes_of(effects) == ["node.paused"]
-    assert said(effects) == [Leave("paused, and its device is freed")]
-    assert standing.draining
-    assert notes_of(standing.pause(3.0, paused=False)) == ["capacity.refused"]
-    assert stop_of([standing.dismissed()]).reason is StopReason.PAUSED
-
-
-def test_a_pause_that_is_resumed_or_taken_back_in_time_frees_nothing() -> None:
-    for refusal in ("", "stage 1 would stop"):
-        standing, context = leadership_part_of()
-        standing.pause(0.0, paused=True, frees_device=True)
-        if refusal:
-            standing.answered(D0, CapacityAnswer(1, refusal))
-        else:
-            standing.pause(1.0, paused=False)
-        context.adopt(PAUSED)
-        assert said(standing.opened(2.0)) == []
-        assert not standing.draining
-
-
-def test_who_is_asked_to_leave_while_it_frees_its_device_does_not_come_back() -> None:
-    standing, _ = leadership_part_of(PAUSED)
-    standing.pause(0.0, paused=True, frees_device=True)
-    standing.opened(1.0)
-    assert standing.drain(2.0, 60.0) == []
-    assert stop_of([standing.dismissed()]).reason is StopReason.DRAINED

@@ -12,13 +12,12 @@ from decod.protocol.core.view import (
     flow_quota,
     flow_room,
     next_peers,
-    orphans,
     previous_peers,
     tree_place,
     watched,
     watchers,
 )
-from tests.unit.protocol.cast import D0, D1, R1A, R1B, R1C, R2A, STRANGER, member, view_of
+from tests.unit.protocol.cast import member, view_of
 
 
 def build(stages: list[list[int]]) -> View:
@@ -54,26 +53,6 @@ def test_members_are_in_the_same_order_whoever_lists_them(view: View, rng: objec
     assert again.members[0].node_id == view.leader
 
 
-def test_a_view_knows_its_members_and_its_empty_stages() -> None:
-    view = view_of("d0", "r2a", num_stages=4)
-    assert D0 in view
-    assert STRANGER not in view
-    assert view.empty_stages == view.idle_stages == (1, 3)
-    assert [m.node_id for m in view.data_nodes] == [D0]
-    assert view.roster(2)[0].node_id == R2A
-
-
-def test_a_stage_is_idle_when_all_its_members_are_paused() -> None:
-    view = build([[2], [0, 1], [0, 0], []])
-    assert [len(workers) for workers in view.workers] == [1, 1, 0, 0]
-    assert (view.idle_stages, view.empty_stages) == ((2, 3), (3,))
-
-
-def test_the_leader_heads_its_stage_though_its_id_is_not_the_first() -> None:
-    view = view_of("d0", "d1", "r1a", leader=D1)
-    assert [m.node_id for m in view.data_nodes] == [D1, D0]
-
-
 # --- trees ----------------------------------------------------------------------------------------
 
 
@@ -96,15 +75,6 @@ def test_parents_and_children_agree_and_nobody_has_many(view: View, fanout: int)
             assert tree_place(view, child, fanout=fanout).parent == node
         assert (place.parent is None) == (node == view.leader)
         assert len(place.children) + (place.parent is not None) <= 2 * fanout + 1
-
-
-def test_the_tree_of_two_stages_by_hand() -> None:
-    """Heads d0 -> r1a, r2a; each head's own stage hangs under it."""
-    view = view_of("d0", "r1a", "r1b", "r1c", "r2a")
-    assert tree_place(view, D0, fanout=2).children == (R1A, R2A)
-    assert tree_place(view, R1A, fanout=2).children == (R1B, NodeId("r1c"))
-    assert tree_place(view, R1A, fanout=1).children == (R1B, R2A)
-    assert tree_place(view, R2A, fanout=1).parent == R1A
 
 
 # --- watching -------------------------------------------------------------------------------------
@@ -164,14 +134,6 @@ def test_data_nodes_know_all_of_the_first_stage_and_of_the_last(view: View) -> N
         assert next_peers(view, m.node_id, max_peers=1) == all_data
 
 
-def test_two_large_stages_are_laid_along_each_other() -> None:
-    view = build([[1], [1] * 4, [1] * 8])
-    names = [m.node_id for m in view.roster(2)]
-    first, last = view.roster(1)[0].node_id, view.roster(1)[3].node_id
-    assert next_peers(view, first, max_peers=3) == (names[0], names[1], names[2])
-    assert next_peers(view, last, max_peers=3) == (names[6], names[7], names[0])
-
-
 # --- quotas ---------------------------------------------------------------------------------------
 
 
@@ -203,28 +165,3 @@ def test_scarce_capacity_is_shared_in_proportion(view: View) -> None:
             got = sum(flow_quota(view, m.node_id).get(node, 0) for m in roster)
             share = wanted * carried / total
             assert abs(got - share) <= 0.5 + len(slots) * 0.5 * wanted / total + 0.5
-
-
-def test_two_equal_relays_share_the_flows_of_one_data_node() -> None:
-    view = build([[4], [4, 4]])
-    names = [m.node_id for m in view.roster(1)]
-    assert [flow_quota(view, name) for name in names] == [{D0: 2}, {D0: 2}]
-
-
-def test_too_little_capacity_is_shared_among_the_data_nodes() -> None:
-    view = build([[2, 2], [3]])
-    relay = view.roster(1)[0].node_id
-    assert flow_quota(view, relay) == {D0: 2, D1: 1}
-
-
-def test_neighbours_along_the_pipeline_serve_the_same_data_nodes() -> None:
-    view = build([[2, 2], [2, 2], [1, 1, 1, 1]])
-    quotas = [[flow_quota(view, m.node_id) for m in roster] for roster in view.rosters[1:]]
-    assert quotas == [[{D0: 2}, {D1: 2}], [{D0: 1}, {D0: 1}, {D1: 1}, {D1: 1}]]
-
-
-def test_orphans_are_the_children_of_those_that_are_gone() -> None:
-    view = view_of("d0", "r1a", "r1b", "r1c", "r2a")
-    assert orphans(view, [R1A], fanout=1) == [R1B, R2A]
-    assert orphans(view, [R1A, R1B], fanout=1) == [R1C, R2A]
-    assert orphans(view, [R1C], fanout=1) == []

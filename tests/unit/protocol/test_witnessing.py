@@ -11,7 +11,7 @@ from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.fingerprints import ERROR_MAX
-from decod.protocol.core.jobs import Replayed, ReplayPasses
+from decod.protocol.core.jobs import Replayed
 from decod.protocol.core.messages import (
     Audit,
     AuditedPass,
@@ -158,31 +158,6 @@ def test_an_auditor_keeps_no_more_tensors_than_there_are_microbatches() -> None:
     assert not len(member.context.tensors)
 
 
-def test_passes_are_repeated_when_both_ends_of_both_links_have_told() -> None:
-    member = Auditing()
-    member.begin()
-    assert not jobs_of(told(member, *ALL[:3]))
-    effects = member.hear(*SENT_BACK, 4)
-    (job,) = jobs_of(effects)
-    assert job == ReplayPasses(MB, True, True, 3, bytes(16))
-    (start,) = (e for e in effects if isinstance(e, StartJob))
-    assert [*map(int, start.inputs)] == [1, 2, 3, 4]
-    auditor = member.audits._auditors[R2B, 1]
-    replayed = Replayed(0.01, 0.7, (b"",) * 3)
-    done = auditor.job_done(0.0, job, JobFinished(start.job_id, replayed, (), duration_s=1.0))
-    assert found_in(done).findings == (Finding(AuditedWork.PASSES, 0.7),)
-
-
-def test_in_any_order_the_relay_is_judged_by_what_the_named_giver_tells() -> None:
-    """r1b tells first of what it has not given: that is nobody's."""
-    member = Auditing()
-    member.begin()
-    assert not jobs_of(told(member, (R1B, GIVEN[1]), *ALL[1:], others=[0]))
-    effects = member.hear(*GIVEN, 9)
-    assert len(jobs_of(effects)) == 1
-    assert freed(effects) == [1]
-
-
 LIES = Finding(AuditedWork.WORD, ERROR_MAX)
 
 
@@ -228,16 +203,6 @@ def test_a_relay_without_a_proof_of_what_it_got_lies(shown: bytes) -> None:
     assert found_in(told(member, GIVEN, GIVEN_BACK, SENT_ON, mine)).findings == (LIES,)
 
 
-def test_what_nobody_proves_to_have_got_of_the_relay_is_not_compared() -> None:
-    """Another has made what its neighbour has used, or its neighbour protects it."""
-    member = Auditing()
-    member.begin()
-    alone = (D0, replace(GIVEN_BACK[1], proof=proof(R2C, is_gradient=False)))
-    effects = told(member, GIVEN, alone, SENT_ON, SENT_BACK)
-    assert jobs_of(effects) == [ReplayPasses(MB, False, True, 3, bytes(16))]
-    assert freed(effects) == [3]
-
-
 def test_what_a_lost_member_gave_is_told_by_another_and_proves_nothing() -> None:
     """r1a was lost, and r1b has computed the activation again: its bits are others."""
     lost = NodeId("r1x")
@@ -255,22 +220,6 @@ def test_what_a_lost_member_gave_is_told_by_another_and_proves_nothing() -> None
         assert not found_in(done).findings
         assert failure in found_in(done).failure
         assert found_in(done).doubted
-
-
-def test_a_relay_that_says_nothing_is_waited_for_until_the_leader_closes() -> None:
-    member = Auditing()
-    member.begin()
-    assert not sent(told(member, *ALL[:3]))
-    effects = member.close()
-    assert found_in(effects).findings == (Finding(AuditedWork.SILENCE, ERROR_MAX),)
-    assert not len(member.context.tensors)
-
-
-def test_a_relay_is_not_silent_of_what_one_side_alone_tells() -> None:
-    member = Auditing()
-    member.begin()
-    told(member, GIVEN)
-    assert not any(isinstance(m, AuditedPass) for _, m in sent(member.close()))
 
 
 @pytest.mark.parametrize("room_bytes", [3 * 8 * NUM_MICROBATCHES, 3 * 8 * NUM_MICROBATCHES - 1])

@@ -120,9 +120,8 @@ def test_the_papers_instances_cost_what_networkx_finds(setting: int) -> None:
     assert found == by_networkx(graph) == (flow.num_flows, flow.cost)
 
 
-@pytest.mark.parametrize("setting", [5, 6])
-def test_the_papers_sources_get_all_their_flows(setting: int) -> None:
-    graph = table5(setting, seed=0)
+def test_the_papers_sources_get_all_their_flows() -> None:
+    graph = table5(5, seed=0)
     routes = optimal_routes(graph)
     assert len(routes) == sum(node.capacity for node in graph.stage(0))
 

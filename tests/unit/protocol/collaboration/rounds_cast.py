@@ -121,11 +121,3 @@ class Peer:
     def tensor(self) -> ev.Tensor:
         self.num_tensors += 1
         return ev.Tensor(TensorId(self.num_tensors), SIZE)
-
-    def contributes(self, num_samples: int, *, num_dropped: int = 0) -> list[lp.PeerEffect]:
-        """Answer the last question."""
-        (*_, asked) = of(lp.AskContribution, self.effects)
-        tensor = self.tensor() if num_samples else None
-        base = self.machine.past.height.round
-        event = lp.LoopContributed(asked.request, num_samples, base, tensor, num_dropped)
-        return self.take(event)

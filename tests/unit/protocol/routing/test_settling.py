@@ -2,20 +2,19 @@
 
 import json
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise
 from random import Random
 from typing import cast
 
 import pytest
 
 from decod.ids import FlowId, NodeId
-from decod.lab.sim.routing_trial import Society, Weather
 from decod.planner.deciding import decide, shortened
-from decod.planner.graph import FlowGraph, GraphNode, Link, Route, broken_rules
+from decod.planner.graph import FlowGraph, GraphNode, Link
 from decod.planner.settlement import DraftPath, fair_shares, settle
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.effects import Effect, Send, StartJob
-from decod.protocol.core.events import JobFailed, JobFinished
+from decod.protocol.core.events import JobFinished
 from decod.protocol.core.job_codec import fields_of, parsed
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.messages.routing_messages import (
@@ -25,12 +24,10 @@ from decod.protocol.core.messages.routing_messages import (
     Hop,
     Install,
     Routes,
-    Settle,
     SettledFlow,
 )
 from decod.protocol.flows.negotiation.draft import Draft
-from decod.protocol.flows.negotiation.negotiated_routing import Negotiation
-from decod.protocol.flows.negotiation.settling import SettledHop, Settling, flows_of, unsettled
+from decod.protocol.flows.negotiation.settling import SettledHop, Settling, unsettled
 from decod.protocol.flows.position import Position
 
 D1, D2, R1, R2, T1, T2 = (NodeId(name) for name in ("d1", "d2", "r1", "r2", "t1", "t2"))
@@ -134,20 +131,6 @@ def test_a_malformed_report_of_claims_is_ignored(malformed: Claims) -> None:
     assert len(sent(finish(machine, started), Routes)) == 1
 
 
-@pytest.mark.parametrize(
-    ("sender", "ended"),
-    [(EVIL, WHOLE), (D2, hops(R2, T1)), (D2, hops(R1)), (D2, hops(R1, R1)), (D2, CUT)],
-)
-def test_what_cannot_have_become_of_a_claim_is_ignored(
-    sender: NodeId, ended: tuple[Hop, ...]
-) -> None:
-    machine = settling(D1, units={R1: 1})
-    machine.received(sender, Claimed(1, 1, FlowId(D1, 0), ended))
-    assert machine._claimed == {}
-    machine.received(D2, Claimed(1, 1, FlowId(D1, 0), WHOLE))
-    assert machine._claimed == {FlowId(D1, 0): WHOLE}
-
-
 def test_routes_that_are_not_in_the_graph_or_too_many_are_dropped() -> None:
     machine = settling(D2)
     flows = tuple(SettledFlow(p, (1.0, 1.0, 1.0)) for p in ((EVIL, T1), (R1, T1), (R2, T2)))
@@ -197,69 +180,7 @@ def test_open_claims_are_repeated_until_they_have_ended() -> None:
     assert not any(sent(machine.tick(), Claim) for _ in range(33))
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_lost_messages_delay_settling_but_change_nothing(seed: int) -> None:
-    """Claims, reports, routes and installs are lost, repeated and late."""
-    graph = random_graph(seed, num_data=2)
-    society = Society(graph, seed=seed)
-    for _ in range(60):
-        society.step()
-    society.weather = Weather(loss=0.3, repeat=0.2, delay_max=2, until_round=160)
-    society.settle()
-    for _ in range(400):
-        society.step()
-    routes = society.routes()
-    assert routes
-    assert not broken_rules(graph, routes)
-    for node_id in society.data_nodes:
-        node = society.nodes[node_id]
-        assert node.settling.complete, node_id  # type: ignore[union-attr]
-
-
-def test_flows_of_the_last_settlement_that_stood_are_known_while_the_next_is_made() -> None:
-    machine = settling(D2, units={R2: 1})
-    machine.received(D1, Routes(1, 1, (SettledFlow((R2, T2), (1.0, 1.0, 1.0)),)))
-    assert not machine.stood
-    machine.received(T2, Install(1, 1, FlowId(D2, 0), (R2, T2)))
-    stood = dict(machine.stood)
-    assert stood.keys() == {FlowId(D2, 0)}
-    for epoch in (2, 3):
-        machine.received(D1, Settle(1, epoch))
-        assert machine.stood == stood
-
-
 # --- the settler's choice -----------------------------------------------------------------------
-
-
-def claims_on_one_link() -> dict[NodeId, Claims]:
-    """Both data nodes have a unit by way of R1 and T1; R2 is no dearer, but has none."""
-    first, last = Hop(R1, ((T1, 10.0),)), Hop(T1, ((D1, 1.0), (D2, 1.0)), ((R1, 10.0), (R2, 10.0)))
-    ends = ((R1, 1.0), (R2, 1.0)), ((first, last),), ((T1, 1.0), (T2, 1.0))
-    return {D1: Claims(1, 1, 1, *ends), D2: Claims(1, 1, 1, *ends)}
-
-
-def test_a_relay_without_flows_is_used_where_that_makes_a_round_shorter() -> None:
-    """What it costs to go through it is known from those around it."""
-    place, gathered = position(D1, capacity=2), claims_on_one_link()
-    for rooms, firsts in (
-        (None, [R1, R1]),
-        ([{R1: 2, R2: 2}, {T1: 2, T2: 2}], [R1, R2]),
-        ([{R1: 2, R2: 0}, {T1: 2, T2: 2}], [R1, R1]),
-    ):
-        chosen = replace(place, rooms=None if rooms is None else lambda rooms=rooms: rooms)
-        decided = flows_of(decide(unsettled(gathered, chosen)), gathered)
-        assert sorted(flow.path[0] for flows in decided.values() for flow in flows) == firsts
-        assert all(flow.costs == (1.0, 10.0, 1.0) for flows in decided.values() for flow in flows)
-
-
-def test_claims_that_come_again_while_the_settler_decides_start_no_second_job() -> None:
-    machine, started = deciding()
-    assert machine.received(D2, claims(WHOLE)) == []
-    assert not any(isinstance(e, StartJob) for _ in range(33) for e in machine.tick())
-    routes = sent(finish(machine, started), Routes)
-    assert list(machine.decided.values()) == [SettledFlow((R1, T1), (1.0, 1.0, 1.0))]
-    assert routes == [Routes(1, 1, ())], "there was one path, and D1 is as near to it as D2"
-    assert sent(machine.received(D2, claims(WHOLE)), Routes) == routes, "who asks again is told"
 
 
 def test_a_decision_on_a_settlement_that_was_given_up_is_dropped() -> None:
@@ -269,34 +190,6 @@ def test_a_decision_on_a_settlement_that_was_given_up_is_dropped() -> None:
     machine.received(T2, Claimed(1, 2, FlowId(D1, 0), ()))
     again = machine.received(D2, replace(claims(WHOLE), epoch=2))
     assert [m.epoch for m in sent(finish(machine, again), Routes)] == [2]  # type: ignore[attr-defined]
-
-
-def test_a_decision_that_comes_after_its_view_is_dropped() -> None:
-    place, compute = position(D1), ComputeQueue(TensorStore())
-    negotiation = Negotiation(place, view_version=1, settler=D1, compute=compute, rng=Random(0))
-    machine = negotiation.settling
-    machine.begin(1)
-    started = machine.received(D2, claims(WHOLE))
-    negotiation.end()
-    assert finish(machine, started) == []
-    assert not machine.decided
-
-
-def test_a_decision_that_fails_is_tried_again_and_the_flows_of_before_stand_meanwhile() -> None:
-    """The process that decides may die at any time."""
-    machine, started = deciding()
-    finish(machine, started)
-    machine.begin(2)
-    stood = dict(machine.stood)
-    machine.received(T2, Claimed(1, 2, FlowId(D1, 0), ()))
-    started = machine.received(D2, replace(claims(WHOLE), epoch=2))
-    failed = JobFailed(job_in(started).job_id, "the planning process ended", fatal=False)
-    goes_on, effects = machine.compute.failed(0.0, failed)
-    assert goes_on
-    assert not sent(effects, Routes)
-    assert machine.stood == stood
-    again = [e for _ in range(17) for e in machine.tick() if isinstance(e, StartJob)]
-    assert len(sent(finish(machine, [*again]), Routes)) == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -384,57 +277,3 @@ def random_graph(seed: int, *, num_data: int) -> FlowGraph:
         for b in there
     }
     return FlowGraph(num_stages, nodes, costs)
-
-
-def brute_force(
-    paths: list[DraftPath], costs: dict[Link, float], capacities: dict[NodeId, int]
-) -> float:
-    """Return the least cost of any way to close the paths as they are."""
-    best = float("inf")
-    for owners in product(capacities, repeat=len(paths)):
-        if any(owners.count(owner) > capacity for owner, capacity in capacities.items()):
-            continue
-        total = 0.0
-        for owner, path in zip(owners, paths, strict=True):
-            way = (owner, *path.relays, owner)
-            total += sum(costs[hop] for hop in pairwise(way))
-        best = min(best, total)
-    return best
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_settling_is_no_dearer_than_the_best_owners_for_the_draft_s_own_paths(seed: int) -> None:
-    """It may exchange what lies between too, so it is often cheaper."""
-    graph, rng = random_graph(seed, num_data=2), Random(seed)
-    costs, capacities = dict(graph.costs), {NodeId("d0"): 2, NodeId("d1"): 2}
-    columns = [
-        rng.sample([n.node_id for n in graph.stage(s)], 3) for s in range(1, graph.num_stages + 1)
-    ]
-    sources = rng.sample([NodeId("d0")] * 2 + [NodeId("d1")] * 2, 3)
-    paths = [
-        DraftPath(source, relays)
-        for source, relays in zip(sources, zip(*columns, strict=True), strict=True)
-    ]
-    routes = settle(paths, costs, capacities)
-    assert len(routes) == 3
-    assert not broken_rules(graph, routes)
-    total = sum(graph.path_cost(route.path) for route in routes)
-    assert total <= 1.2 * brute_force(paths, costs, capacities)
-
-
-@pytest.mark.parametrize("seed", range(50))
-def test_settling_takes_whatever_it_is_given(seed: int) -> None:
-    """Links are missing, paths uneven, capacities exceeded: what comes out is within the rules."""
-    graph, rng = random_graph(seed, num_data=2), Random(seed)
-    costs = {link: cost for link, cost in graph.costs.items() if rng.random() < 0.7}
-    capacities = {NodeId("d0"): rng.randint(0, 1), NodeId("d1"): rng.randint(0, 2)}
-    relays = [node.node_id for node in graph.nodes.values() if node.stage_index]
-    paths = [
-        DraftPath(NodeId(rng.choice(["d0", "d1", "d2"])), tuple(rng.sample(relays, length)))
-        for length in (graph.num_stages, rng.randint(0, 3), rng.randint(1, 3))
-    ]
-    routes: list[Route] = settle(paths, costs, capacities)
-    for data_node, capacity in capacities.items():
-        assert sum(route.data_node == data_node for route in routes) <= capacity
-    for route in routes:
-        assert all(hop in costs for hop in pairwise(route.path))

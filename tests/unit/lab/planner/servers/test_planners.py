@@ -24,7 +24,7 @@ from tests.support.server_problems import (
     training_problems,
 )
 
-NUM_INSTANCES = 15
+NUM_INSTANCES = 8
 
 
 def _time_s(problem: TrainingProblem, layout: ServersLayout | None) -> float:
