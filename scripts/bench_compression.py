@@ -14,9 +14,18 @@ import torch
 from torch import Tensor
 
 from decod.compression.codecs import decode, encode
-from decod.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
 from decod.compression.contribution import CodedContribution
-from decod.compression.plan import CompressionConfig, Method, Plan, Shape, make_plan
+from decod.compression.plan import (
+    BlockCoding,
+    Coding,
+    CompressionConfig,
+    FloatCoding,
+    Method,
+    Plan,
+    Shape,
+    SparseCoding,
+    make_plan,
+)
 
 NUM_REPEATS = 5
 CODINGS: dict[str, Coding] = {

@@ -28,8 +28,7 @@ from decod.daemon.data_supply import StoreSource
 from decod.data.block import BlockError
 from decod.data.corpus import open_corpus
 from decod.data.dataset import CacheConfig, Dataset
-from decod.data.index import Index, TokenizerEntry, write_index
-from decod.data.shards import ShardWriter
+from decod.data.index import Index, ShardWriter, TokenizerEntry, write_index
 from decod.data.tokenizer import BytesTokenizer
 from decod.ids import MicrobatchId
 from decod.run.training_config import BatchConfig

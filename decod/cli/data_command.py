@@ -183,7 +183,7 @@ def upload(folder: Path, url: str) -> None:
     file as data.path. Running nodes are not disturbed if the same corpus is copied again.
     """
     from decod.data.index import read_index
-    from decod.data.uploading import upload as copy
+    from decod.data.prepare import upload as copy
     from decod.objects import is_url, shown
 
     if not is_url(url):

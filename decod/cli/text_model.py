@@ -3,14 +3,17 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from decod.data.special_tokens import (
+from decod.data.tokenizer import (
     CONFIG_FILE,
     GENERATION_FILE,
+    NO_EOS,
+    TOKENIZER_FILE,
+    FileTokenizer,
     eos_ids,
     read_fields,
+    read_tokenizer_file,
     stated_end,
 )
-from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
 from decod.errors import DataError, HardwareError
 from decod.model.sampling import Sampling
 from decod.train.model_folder import judge_folder

@@ -1,24 +1,121 @@
-"""What a method sends of a stage's parameters, in which order and format. Imports no torch.
+"""What a method sends of a stage's parameters: fragments, order, formats, sizes. Imports no torch.
+
+The number of elements of a run fixes the number of its bytes, so a receiver knows the size
+beforehand.
 
 An average has one or two phases. Low-rank methods average the left factors of all matrices first,
 and then the right factors, which depend on the average of the left. Each phase sends some sections.
 A section is a flat run of numbers in one format. It is cut into parts, one for each member that
 reduces.
+
+Fragments are averaged in turn, so that the link carries an even load. Source: Streaming DiLoCo
+(arXiv:2501.18512), section 3.1. Deviation: a fragment is a run of whole parameters of the flat
+buffer, where the paper takes whole blocks of layers.
 """
 
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
-from decod.compression.coding import (
-    BlockCoding,
-    Coding,
-    CompressionError,
-    FloatCoding,
-    SparseCoding,
-)
+BLOCK_SIZE = 256
+"""Elements that share a scale. A scale is a float32: 0.125 bits an element."""
+
+SCALE_BYTES = 4
+
+
+class CompressionError(ValueError):
+    """Numbers can't be compressed, or bytes from a member are not what they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloatCoding:
+    """Every element as it is, or rounded to a shorter float.
+
+    Attributes:
+        dtype: Name of a torch dtype: `float64`, `float32`, `float16` or `bfloat16`.
+    """
+
+    dtype: str
+
+    def num_bytes(self, num_elements: int) -> int:
+        """Return the size of so many elements, in bytes."""
+        return num_elements * {"float64": 8, "float32": 4}.get(self.dtype, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCoding:
+    """Whole numbers, with one scale for each block of elements.
+
+    All scales come first, then the codes of all blocks. The last block is filled up. With 4 bits, a
+    byte holds an element of a block's first half and the one of its second half.
+
+    Attributes:
+        bits: 8 or 4.
+        block_size: Elements of a block. Even with 4 bits.
+    """
+
+    bits: int
+    block_size: int = BLOCK_SIZE
+
+    @classmethod
+    def of_rows(cls, bits: int, row_size: int) -> "BlockCoding":
+        """Return the format for rows of so many elements in which no block belongs to two rows.
+
+        The blocks are as long as `BLOCK_SIZE` allows.
+        """
+        return cls(bits, max(k for k in range(1, BLOCK_SIZE + 1) if row_size % k == 0))
+
+    def num_blocks(self, num_elements: int) -> int:
+        """Return the number of blocks that so many elements fill."""
+        return -(-num_elements // self.block_size)
+
+    def num_bytes(self, num_elements: int) -> int:
+        """Return the size of so many elements, in bytes."""
+        return self.num_blocks(num_elements) * (SCALE_BYTES + self.code_bytes)
+
+    @property
+    def code_bytes(self) -> int:
+        """Size of a block's codes, in bytes."""
+        return self.block_size * self.bits // 8
+
+    @property
+    def code_max(self) -> int:
+        """The largest code. The smallest is its negative, so that 0 is exact."""
+        return (1 << (self.bits - 1)) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SparseCoding:
+    """One random candidate of every `stride` elements, and the largest of the candidates.
+
+    All members draw the same candidates from a common seed. Of each block of `BLOCK_SIZE`
+    candidates, the `num_kept` largest travel, as 4-bit codes with one scale and 8-bit positions.
+
+    Source: CocktailSGD (ICML 2023), section 3. Deviation: the largest are chosen within a block, so
+    that a position takes a byte and the size is known beforehand. The paper chooses among all.
+
+    Attributes:
+        stride: Elements for each candidate.
+        num_kept: Of a block of candidates. Even, so that codes fill bytes.
+    """
+
+    stride: int
+    num_kept: int
+
+    def num_candidates(self, num_elements: int) -> int:
+        """Return the number of candidates among so many elements."""
+        return -(-num_elements // self.stride)
+
+    def num_bytes(self, num_elements: int) -> int:
+        """Return the size of so many elements, in bytes."""
+        num_blocks = -(-self.num_candidates(num_elements) // BLOCK_SIZE)
+        return num_blocks * (SCALE_BYTES + self.num_kept + self.num_kept // 2)
+
+
+Coding = FloatCoding | BlockCoding | SparseCoding
 
 
 class Method(StrEnum):
@@ -209,3 +306,94 @@ def rank_of(shape: Shape, rank: int) -> int:
     rows, columns = rows_and_columns(shape)
     rank = min(rank, rows, columns)
     return rank if rank * (rows + columns) < rows * columns else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """Parameters that are averaged together."""
+
+    index: int
+    """From 1. 0: all parameters."""
+    here: slice
+    """Their elements in the flat buffer."""
+    shapes: tuple[Shape, ...]
+    """In the order of the flat buffer."""
+
+    @property
+    def num_elements(self) -> int:
+        """All its elements."""
+        return sum(map(math.prod, self.shapes))
+
+
+class StagePlans:
+    """What averages of one stage are of, and how they travel.
+
+    Args:
+        shapes: Of its parameters, in the order of the flat buffer.
+        num_fragments: At least 1.
+        config: The method with its start values. None: averages travel whole.
+        wide: Dtype of what isn't rounded: `float32`, or `float64` for models in float64.
+
+    Raises:
+        CompressionError: There are more fragments than parameters.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        num_fragments: int = 1,
+        config: CompressionConfig | None = None,
+        *,
+        wide: str = "float32",
+    ) -> None:
+        self._config, self._wide = config, wide
+        shapes = tuple(shapes)
+        if not 1 <= num_fragments <= len(shapes):
+            raise CompressionError(
+                f"fragments are {num_fragments}, but the stage has {len(shapes)} parameters"
+            )
+        ends = list(itertools.accumulate(map(math.prod, shapes)))
+        whole = Fragment(0, slice(0, ends[-1]), shapes)
+        cuts = _cuts(ends, num_fragments)
+        starts = [0, *ends]
+        self.fragments = (
+            whole,
+            *(
+                Fragment(index, slice(starts[first], starts[last]), shapes[first:last])
+                for index, (first, last) in enumerate(itertools.pairwise(cuts), 1)
+            ),
+        )
+        """All parameters, and then each fragment. With one fragment, that holds all too."""
+        self.plan = lru_cache(maxsize=256)(self._plan)
+
+    @property
+    def num_phases(self) -> int:
+        """Phases of an average of all parameters. One if no matrix is large enough for factors."""
+        plan = self.plan(0, 0, 0)
+        return 1 if plan is None else len(plan.phases)
+
+    def _plan(self, fragment: int, rank: int, bits: int) -> Plan | None:
+        """Return how an average travels. None: whole.
+
+        Args:
+            fragment: From 1. 0: all parameters.
+            rank: 0: that of the start.
+            bits: 0: those of the method.
+        """
+        if self._config is None:
+            return None
+        config = replace(self._config, rank=rank or self._config.rank, bits=bits)
+        return make_plan(self.fragments[fragment].shapes, config, wide=self._wide)
+
+
+def _cuts(ends: Sequence[int], num_fragments: int) -> list[int]:
+    """Return the parameters at which fragments begin, and the number of all parameters.
+
+    Fragments are as even as whole parameters allow. Each holds at least one.
+    """
+    cuts = [0]
+    for index in range(1, num_fragments):
+        target = ends[-1] * index / num_fragments
+        possible = range(cuts[-1] + 1, len(ends) - num_fragments + index + 1)
+        cuts.append(min(possible, key=lambda cut: abs(ends[cut - 1] - target)))
+    return [*cuts, len(ends)]

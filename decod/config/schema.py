@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 
-from decod.compression.coding import CompressionError
-from decod.compression.fragments import StagePlans
+from decod.compression.plan import CompressionError, StagePlans
 from decod.config.strict import MirrorError, build
-from decod.data.special_tokens import (
+from decod.data.tokenizer import (
     GENERATION_FILE,
     SPECIAL_TOKENS_FILE,
     TOKENIZER_CONFIG_FILE,

@@ -25,15 +25,18 @@ from decod.config.schema import (
 )
 from decod.daemon.run_snapshot import SnapshotSources, StageSnapshot, require_begun, run_snapshot
 from decod.data.dataset import Dataset
-from decod.data.special_tokens import (
+from decod.data.tokenizer import (
     CONFIG_FILE,
     GENERATION_FILE,
+    NO_EOS,
     SPECIAL_TOKENS_FILE,
     TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    FileTokenizer,
     eos_ids,
     read_fields,
+    read_tokenizer_file,
 )
-from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
 from decod.errors import DataError
 from decod.files import is_hub_name, read_beginning, replace_durably
 from decod.ids import RunId

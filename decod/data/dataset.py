@@ -1,6 +1,6 @@
 """A prepared corpus, opened for reading: microbatches by id, in bounded memory.
 
-Every byte is compared with the index before it is used, block by block; see `decod.data.blocks`.
+Every byte is compared with the index before it is used, block by block; see `decod.data.readers`.
 """
 
 import bisect
@@ -18,12 +18,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from decod.data.block import Block, BlockError
-from decod.data.block_cache import BlockCache
-from decod.data.blocks import Blocks
+from decod.data.block import Block, BlockCache, BlockError
 from decod.data.index import INDEX_FILE, INDEX_SIZE_MAX_BYTES, Index, parse_index, read_index
 from decod.data.order import CHUNK_TOKENS, NUM_LANES, count_windows, microbatch_windows
 from decod.data.readers import (
+    Blocks,
     CacheReader,
     FolderReader,
     ShardReader,

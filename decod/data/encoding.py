@@ -6,6 +6,12 @@ is done again, and one that two processes do at the same time does no harm.
 
 There are two kinds. The first turns a part of the text into tokens. The second joins tokens of
 consecutive parts to a shard, when it is known where the shard begins.
+
+The cut of a corpus into parts depends on the files alone, never on the number of processes. A part
+takes a second or two, so little is lost when a process is killed, and all processes end at about
+the same time. The journal tells which parts and shards are done, so that a killed preparation goes
+on. Each line is a JSON object, and is on the disk before anything relies on it. A line that a kill
+cut off counts as not written.
 """
 
 import functools
@@ -16,20 +22,230 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decod import __version__
-from decod.data.index import Dtype, ShardEntry, shard_file
-from decod.data.prepare_journal import NUM_PLACES_MAX, PartResult
-from decod.data.shards import ShardFile
-from decod.data.slices import Part
-from decod.data.sources import BadRecord, OnRead, Piece, read_pieces
+from decod.data.index import Dtype, ShardEntry, ShardFile, shard_file
+from decod.data.source_files import SourceFile
+from decod.data.sources import (
+    BadRecord,
+    OnRead,
+    Piece,
+    Slice,
+    kind_of,
+    read_pieces,
+    require_pyarrow,
+    whole,
+)
 from decod.data.tokenizer import NO_BOS, TOKENIZER_FILE, BytesTokenizer, FileTokenizer, Tokenizer
 from decod.errors import DataError
 from decod.files import open_ordinary, sync_folder
 from decod.files import read_pieces as read_bytes
+
+NUM_PLACES_MAX = 10
+"""How many records that were left out are named."""
+
+_FILE = "journal.jsonl"
+
+
+def has_journal(folder: Path) -> bool:
+    """Return whether something is done of the preparation in a folder."""
+    try:
+        return (folder / _FILE).stat().st_size > 0
+    except OSError:
+        return False
+
+
+class PartResult(BaseModel):
+    """What came of a part."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    num_tokens: int
+    num_bad: int = 0
+    """Number of records that were left out."""
+    bad: tuple[BadRecord, ...] = ()
+    """The first of them, up to `NUM_PLACES_MAX`."""
+
+
+class _Record(BaseModel):
+    """One line: a part that is done, a shard, or the start of the move."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    part_index: int | None = None
+    part: PartResult | None = None
+    shard_index: int | None = None
+    shard: ShardEntry | None = None
+    moving: bool = False
+
+
+class PrepareJournal:
+    """What is done of a preparation. As a context, it closes its file.
+
+    Args:
+        folder: The preparation's folder, which may hold an earlier journal.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.parts: dict[int, PartResult] = {}
+        """The parts that are done, by index."""
+        self.shards: dict[int, ShardEntry] = {}
+        """Entries of the shards that are done, by index."""
+        self.moving = False
+        """Whether the corpus is complete, and its files may have begun to move into place."""
+        self._file = (folder / _FILE).open("a+b")
+        self._read()
+        sync_folder(folder)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is done."""
+        return not self.parts
+
+    def add_part(self, part_index: int, part: PartResult) -> None:
+        """Note that a part's file is complete."""
+        self._append(_Record(part_index=part_index, part=part))
+
+    def add_shard(self, shard_index: int, shard: ShardEntry) -> None:
+        """Note that a shard's file is complete."""
+        self._append(_Record(shard_index=shard_index, shard=shard))
+
+    def begin_move(self) -> None:
+        """Note that the files of the corpus move into place from now on."""
+        self._append(_Record(moving=True))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._file.close()
+
+    def _append(self, record: _Record) -> None:
+        line = record.model_dump_json(exclude_defaults=True) + "\n"
+        self._file.write(line.encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._take(record)
+
+    def _take(self, record: _Record) -> None:
+        if record.part_index is not None and record.part is not None:
+            self.parts[record.part_index] = record.part
+        if record.shard_index is not None and record.shard is not None:
+            self.shards[record.shard_index] = record.shard
+        self.moving = self.moving or record.moving
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        end = 0
+        for line in self._file.readlines():
+            try:
+                record = _Record.model_validate_json(line, strict=True)
+            except ValidationError:
+                break
+            if not line.endswith(b"\n"):
+                break
+            self._take(record)
+            end += len(line)
+        self._file.truncate(end)
+
+
+PART_SIZE_BYTES = 16 * 2**20
+"""Size of a part, as far as files can be cut."""
+
+Part = tuple[Slice, ...]
+"""Slices of one or more files, in order."""
+
+
+def cut_file(
+    file: SourceFile, size_bytes: int = PART_SIZE_BYTES, *, skip_bad: bool = False
+) -> list[Slice]:
+    """Return a file's slices, each of about `size_bytes`.
+
+    JSON and Parquet are not read. Text is, because where a piece of a document ends depends on the
+    piece before.
+
+    Args:
+        file: The file.
+        size_bytes: Size of a slice.
+        skip_bad: Don't cut text that is bad. It is left out when it is read.
+
+    Raises:
+        DataError: The file can't be read, or is not what its name says.
+    """
+    kind, packed = kind_of(file.name)
+    if packed or file.size_bytes <= size_bytes:
+        return [whole(file)]
+    if kind == "parquet":
+        return _cut_rows(file, size_bytes)
+    if kind == "json":
+        starts = list(range(0, file.size_bytes, size_bytes))
+    else:
+        starts = list(_text_starts(file, size_bytes, skip_bad=skip_bad))
+    ends = [*starts[1:], file.size_bytes]
+    return _slices(file, starts, [end - start for start, end in zip(starts, ends, strict=True)])
+
+
+def group(slices: Iterable[Slice], size_bytes: int = PART_SIZE_BYTES) -> Iterator[Part]:
+    """Yield parts of at least `size_bytes`, except for the last."""
+    part: list[Slice] = []
+    num_bytes = 0
+    for each in slices:
+        part.append(each)
+        num_bytes += each.size_bytes
+        if num_bytes >= size_bytes:
+            yield tuple(part)
+            part, num_bytes = [], 0
+    if part:
+        yield tuple(part)
+
+
+def _text_starts(file: SourceFile, size_bytes: int, *, skip_bad: bool) -> Iterator[int]:
+    """Yield where the slices of a document of text begin: behind the last line of a piece.
+
+    Read alone, the slice gives the same pieces: no two neighbours of them fit into one piece, for
+    then the first would have ended at the later line end.
+    """
+    position = start = 0
+    yield start
+    on_bad = (lambda _record: None) if skip_bad else None
+    for piece in read_pieces(whole(file), text_field="", on_bad=on_bad):
+        position += len(piece.text.encode())
+        if position - start >= size_bytes and piece.text.endswith("\n") and not piece.ends_document:
+            start = position
+            yield start
+
+
+def _cut_rows(file: SourceFile, size_bytes: int) -> list[Slice]:
+    pa = require_pyarrow()
+    try:
+        with file.open() as stream, pa.parquet.ParquetFile(stream) as parquet:
+            rows = [parquet.metadata.row_group(i) for i in range(parquet.num_row_groups)]
+            shares = [row_group.total_byte_size for row_group in rows]
+    except (pa.ArrowException, OSError, ValueError):
+        # Whoever reads the file gets the same error, and says more about it.
+        return [whole(file)]
+    # Row groups give their size before compression.
+    ratio = file.size_bytes / max(1, sum(shares))
+    starts, sizes = [0], [0]
+    for row_group, share in enumerate(shares):
+        if sizes[-1] >= size_bytes:
+            starts.append(row_group)
+            sizes.append(0)
+        sizes[-1] += round(share * ratio)
+    return _slices(file, starts, sizes)
+
+
+def _slices(file: SourceFile, starts: list[int], sizes: list[int]) -> list[Slice]:
+    ends = [*starts[1:], None]
+    return [
+        Slice(file, size, start, end) for size, start, end in zip(sizes, starts, ends, strict=True)
+    ]
+
 
 # Tokenizers work on batches. This limits the memory of a batch.
 _BATCH_SIZE_MAX_CHARS = 2**20

@@ -1,7 +1,7 @@
 """Documents from files: plain text, JSON lines and Parquet, also compressed.
 
 A large file is read in slices that know nothing of each other: JSON by lines, Parquet by row
-groups, text by pieces; see `decod.data.slices`. Packed files have one slice, the whole file.
+groups, text by pieces; see `decod.data.encoding`. Packed files have one slice, the whole file.
 
 Everything is read as a stream, in bounded memory. A document comes in pieces of at most
 `PIECE_SIZE_MAX_CHARS` characters, and each piece is tokenized on its own. Pieces end at the end of
@@ -12,7 +12,7 @@ The end of a file's name, before `.gz`, `.zst`, `.bz2` or `.xz`, decides how the
 `.jsonl`, `.ndjson` and `.json` have one JSON object per line. `.parquet` has a column of strings.
 Anything else is UTF-8 text, one document per file. Empty documents and blank lines are left out.
 Line ends and byte order marks stay unchanged. What is no text is refused, by its name or by its
-first bytes (`decod.data.file_kinds`).
+first bytes (`decod.data.source_files`).
 
 A record is a line of JSON, a row of Parquet, or a file of text. A bad one is refused too, or left
 out and reported if the caller wants that.
@@ -26,15 +26,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
-from decod.data.file_kinds import (
+from decod.data.source_files import (
     BEGINNING_SIZE_BYTES,
     BINARY,
+    UNPACKING_ERRORS,
+    CountingStream,
     ForeignKind,
+    SourceFile,
     kind_by_beginning,
     kind_by_name,
+    packed_suffix,
+    unpacked,
+    unreadable,
 )
-from decod.data.source_files import SourceFile, unreadable
-from decod.data.unpacking import UNPACKING_ERRORS, CountingStream, packed_suffix, unpacked
 from decod.errors import DataError, install_hint
 from decod.objects import is_url
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 
-from decod.compression.fragments import StagePlans
+from decod.compression.plan import StagePlans
 from decod.files import PieceFile
 from decod.planner.partition import part_sizes
 from decod.protocol.core import jobs

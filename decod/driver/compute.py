@@ -467,7 +467,7 @@ class TimedCompute:
 # when it has ended. Its end is never fatal: the node loses no more than the answers that it waits
 # for.
 
-_PLANNING_COMMAND = (sys.executable, "-m", "decod.worker.planning")
+_PLANNING_COMMAND = (sys.executable, "-m", "decod.worker.planning_process")
 
 
 class _PlanningWorker(ComputeProcess):

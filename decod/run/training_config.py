@@ -4,8 +4,14 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from decod.compression.coding import BlockCoding, Coding, CompressionError, FloatCoding
-from decod.compression.plan import CompressionConfig, Method
+from decod.compression.plan import (
+    BlockCoding,
+    Coding,
+    CompressionConfig,
+    CompressionError,
+    FloatCoding,
+    Method,
+)
 from decod.errors import ConfigError
 
 

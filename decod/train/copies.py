@@ -5,7 +5,7 @@ was told before, such as the products that a backward pass has put off, and a wa
 would wait for them too. Copies in and out therefore have a stream each. The host only ever waits
 for an event, never for the whole device. On a CPU nothing of this exists, and a copy is a copy.
 
-Copies are asynchronous only if the host's memory is pinned (`decod.worker.pinned`). From and to
+Copies are asynchronous only if the host's memory is pinned (`decod.worker.device`). From and to
 other memory the driver copies piece by piece, while the calling thread waits.
 """
 

@@ -14,11 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from decod.compression.coding import CompressionError
-from decod.compression.contribution import CodedContribution, InputError
-from decod.compression.fragments import StagePlans
-from decod.compression.means import Means
-from decod.compression.plan import Plan
+from decod.compression.contribution import CodedContribution, InputError, Means
+from decod.compression.plan import CompressionError, Plan, StagePlans
 from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.planner.partition import part_sizes
 from decod.protocol.core.average_spec import AverageSpec

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from decod.clocks import Stopwatch
-from decod.compression.fragments import StagePlans
+from decod.compression.plan import StagePlans
 from decod.errors import TrainingError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from decod.compression.coding import SCALE_BYTES, BlockCoding, Coding
+from decod.compression.plan import SCALE_BYTES, BlockCoding, Coding
 from decod.model.stage import TORCH_DTYPES
 from decod.planner.partition import part_sizes
 from decod.run.run_config import RunConfig

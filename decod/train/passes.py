@@ -26,7 +26,7 @@ from torch import Tensor
 
 from decod.clocks import Stopwatch
 from decod.compression.codecs import decode, encode
-from decod.compression.coding import CompressionError
+from decod.compression.plan import CompressionError
 from decod.data.block import Block
 from decod.errors import DataError, NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId

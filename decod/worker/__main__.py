@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from decod.process import die_with_parent
 from decod.worker.job_methods import JobRunner
-from decod.worker.serving import end_at_once, serve_inherited
+from decod.worker.runner import end_at_once, serve_inherited
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

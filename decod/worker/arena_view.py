@@ -21,7 +21,7 @@ from decod.files import PieceFile
 from decod.texts import why_of
 from decod.train.checkpoint.entries import BytesInFile, StateBytes
 from decod.train.layout import byte_view
-from decod.worker.pinned import PinnedPrefix
+from decod.worker.device import PinnedPrefix
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,11 @@
-"""The `configure` message, the first to a compute process: describes the run and the device."""
+"""The `configure` message, the first to a compute process: describes the run and the device.
 
-from collections.abc import Mapping
-from dataclasses import is_dataclass
+If the host has several devices, they divide what the message tells: rows, threads and memory.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -12,9 +16,10 @@ from decod.clocks import Stopwatch
 from decod.errors import ConfigError
 from decod.host_limits import num_processors
 from decod.run.run_config import RunConfig
+from decod.run.training_config import BatchConfig
 from decod.train.checkpoint.shared import parse_folder
 from decod.train.executor import StageExecutor
-from decod.train.executor_config import ExecutorConfig, Rows
+from decod.train.executor_config import ExecutorConfig, Rows, rows_of_devices
 from decod.train.passes import TokenSource
 from decod.train.ranks import Mirror
 from decod.train.start import CheckpointSource
@@ -179,7 +184,7 @@ def _parse_tokens(message: Mapping[str, Any]) -> TokenSource | None:
     if folder is None:
         return None
     # Imported here, since relays have no data and do not need it.
-    from decod.data.block_cache import is_cached
+    from decod.data.block import is_cached
     from decod.data.dataset import Dataset
 
     return Dataset.open_cached(folder) if is_cached(folder) else Dataset.open(folder)
@@ -220,4 +225,45 @@ def device_facts(device: ChosenDevice, memory_max_bytes: int | None = None) -> d
         "device_uuid": uuid_of(device),
         "memory_bytes": free_bytes(device, memory_max_bytes),
         "host_memory_bytes": host_free_bytes(),
+    }
+
+
+def divided(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the `configure` messages of all ranks, from the one that the node has sent.
+
+    A single device gets the message as it is.
+
+    Raises:
+        ConfigError: A microbatch has fewer sequences than there are devices.
+    """
+    devices = str(message.get("device", CPU)).split(",")
+    if len(devices) == 1:
+        return [dict(message)]
+    batch = parse_dataclass(BatchConfig, "batch", message.get("batch"))
+    rows = rows_of_devices(batch, len(devices))
+    shared = dict(message) | {"num_threads": share_of_threads(message, len(devices))}
+    return [
+        {**shared, "device": device, "rows": list(astuple(own))}
+        for device, own in zip(devices, rows, strict=True)
+    ]
+
+
+def share_of_threads(message: Mapping[str, Any], num_devices: int) -> int:
+    """Return the threads of each rank: its part of those that the node may use, at least one."""
+    return max(1, num_threads_of(message) // num_devices)
+
+
+def facts_of_all(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what the node is told of all devices, from what is known of each.
+
+    The memory is that of the smallest device. Ranks on one device have equal parts of it.
+    """
+    names = Counter(each["device"] for each in facts)
+    texts = "; ".join(each["device_text"] for each in facts)
+    return {
+        **facts[0],
+        "device": ",".join(each["device"] for each in facts),
+        "device_text": f"{len(facts)} devices: {texts}",
+        "memory_bytes": min(each["memory_bytes"] // names[each["device"]] for each in facts),
+        "ranks": [{"device_uuid": each["device_uuid"], "pid": each["pid"]} for each in facts[1:]],
     }

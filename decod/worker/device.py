@@ -1,11 +1,22 @@
-"""The device that a compute process uses.
+"""The device that a compute process uses: its choice, its clock, and the memory it copies from.
 
 `auto` is the first CUDA device if a trial on it succeeds, and otherwise the CPU. Only a trial tells
 whether CUDA works. A driver also lists devices that this build of torch does not support, and
 devices whose memory is full. A named device gets the same trial, but nothing replaces it.
+
+A job's time is the device's own, because the host's clock would include what the device still does
+of an earlier job.
+
+The part of the arena that is in use is pinned. To and from memory that may be swapped out, the
+driver copies by way of its own buffers, at a fraction of the speed, and the calling thread waits.
+Pinned pages take memory at once, and the arena's size is only a bound. So no more is pinned than
+the arena's beginning, where the node allocates first: twice as far as any tensor has reached.
 """
 
+import logging
 import warnings
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +24,114 @@ import torch
 
 from decod.errors import HardwareError
 from decod.worker.memory import host_free_bytes
+
+
+class DeviceClock:
+    """The clock of one device, for one job after another.
+
+    Args:
+        device: A CUDA device.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._begun: torch.cuda.Event | None = None
+        self._ended: torch.cuda.Event | None = None
+
+    def mark(self) -> torch.cuda.Event:
+        """Return an instant: when the device has done what it was told so far."""
+        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def begin(self) -> None:
+        """A job begins, once the device has done what was told before."""
+        self._begun, self._ended = self.mark(), None
+
+    def end(self) -> None:
+        """The job's work has all been told."""
+        self._ended = self.mark()
+
+    def busy_s(self, wall_s: float, copy_s: float) -> float:
+        """Return the time of the job that has ended.
+
+        Args:
+            wall_s: By the host's clock.
+            copy_s: The part of it in which a result travelled to the host.
+        """
+        if self._begun is None or self._ended is None:
+            return wall_s
+        self._ended.synchronize()
+        milliseconds: float = self._begun.elapsed_time(self._ended)
+        return min(wall_s, milliseconds / 1e3 + copy_s)
+
+
+logger = logging.getLogger("decod.worker")
+
+_FIRST_BYTES = 64 << 20
+"""Pinned at first, so that small runs pin once."""
+
+
+class PinnedPrefix:
+    """The pinned beginning of a mapping.
+
+    Args:
+        max_bytes: Most bytes to pin.
+        register: Pins memory from an address on, so many bytes. Returns 0, or the driver's error.
+        unregister: Undoes that for the memory at an address.
+    """
+
+    def __init__(
+        self,
+        max_bytes: int,
+        register: Callable[[int, int], int],
+        unregister: Callable[[int], int],
+    ) -> None:
+        self._max_bytes, self._register, self._unregister = max_bytes, register, unregister
+        self._address = self._num_bytes = 0
+        self._works = True
+
+    def cover(self, address: int, end: int, size_bytes: int) -> None:
+        """Pin a mapping as far as a tensor in it reaches, unless that is too far.
+
+        No copy may be under way.
+
+        Args:
+            address: Of the mapping.
+            end: Where the tensor ends in it, in bytes.
+            size_bytes: Of the mapping.
+        """
+        covered = address == self._address and end <= self._num_bytes
+        if covered or end > self._max_bytes or not self._works:
+            return
+        if self._num_bytes:
+            self._unregister(self._address)
+        num_bytes = min(max(2 * end, _FIRST_BYTES), size_bytes, self._max_bytes)
+        if error := self._register(address, num_bytes):
+            logger.warning("compute.not_pinned CUDA error %d: copies take longer", error)
+            self._address, self._num_bytes, self._works = 0, 0, False
+            return
+        self._address, self._num_bytes = address, num_bytes
+
+
+def pinned_by_cuda(max_bytes: int) -> PinnedPrefix:
+    """Return a prefix that CUDA pins for all its devices."""
+    import torch
+
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+    def register(address: int, num_bytes: int) -> int:
+        error = int(runtime.cudaHostRegister(address, num_bytes, 0))
+        if error:
+            # CUDA keeps an error until it is asked, and torch asks after its next kernel.
+            with suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
+        return error
+
+    return PinnedPrefix(
+        max_bytes, register, lambda address: int(runtime.cudaHostUnregister(address))
+    )
+
 
 AUTO = "auto"
 CPU = "cpu"

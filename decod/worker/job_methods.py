@@ -21,13 +21,12 @@ from decod.train.executor import Sources, StageExecutor
 from decod.train.reduction import cut
 from decod.train.standing_out import Sketcher, error_between, means_standing_out
 from decod.worker.arena_view import Arena
-from decod.worker.configure import make_executor
-from decod.worker.job import Request, malformed
+from decod.worker.configure import divided, facts_of_all, make_executor, share_of_threads
 from decod.worker.memory import free_unused, ran_out
 from decod.worker.pass_runner import PassRunner, R
 from decod.worker.ranks.crew import Crew
-from decod.worker.ranks.dividing import divided, facts_of_all, share_of_threads
-from decod.worker.ranks.rank_jobs import MakeReady
+from decod.worker.ranks.group import MakeReady
+from decod.worker.runner import Request, malformed
 
 
 class JobRunner(PassRunner):

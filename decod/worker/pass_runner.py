@@ -28,15 +28,14 @@ from decod.worker.configure import (
 from decod.worker.device import (
     CPU,
     ChosenDevice,
+    DeviceClock,
     cap_memory,
     free_bytes,
+    pinned_by_cuda,
     pinned_max_bytes,
     settle,
 )
-from decod.worker.device_clock import DeviceClock
-from decod.worker.exchange_runner import ExchangeRunner
-from decod.worker.job import Request, malformed
-from decod.worker.pinned import pinned_by_cuda
+from decod.worker.runner import ExchangeRunner, Request, malformed
 
 R = TypeVar("R")
 """What a job ends with."""

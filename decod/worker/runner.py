@@ -1,21 +1,116 @@
-"""Runs jobs one after another: a message in, a reply out.
+"""Jobs of a process that computes: read from a socket, run one after another, answered.
 
-Whoever derives from `Runner` has one method for each class of jobs, marked `@runs`. It takes a
-`Request`, and returns an object of the job's `result` class, or None for `Nothing`.
+A job is a message, one JSON object a line. The sender is our own node process, but a slip there
+must end in an error and not in a wrong tensor. Whoever derives from `Runner` has one method for
+each class of jobs, marked `@runs`. It takes a `Request`, and returns an object of the job's
+`result` class, or None for `Nothing`. `ExchangeRunner` has the jobs of all processes that take part
+in averages: parts and means in the arena.
 """
 
-from collections.abc import Callable, Mapping
+import argparse
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from threading import Lock
 from time import perf_counter
-from typing import Any
+from typing import IO, Any, Generic, NoReturn, TypeVar
+
+import torch
+from torch import Tensor
 
 from decod.clocks import Purpose, Stopwatch
-from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError
-from decod.protocol.core.job_codec import fields_of, kind_of, methods_of, runs
-from decod.protocol.core.jobs import BaseJob, DoNothing, Nothing
+from decod.data.block import BlockError
+from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError, TrainingError
+from decod.process import LEAVE_SIGNALS, keep_freed_memory
+from decod.protocol.core.job_codec import FormError, fields_of, kind_of, methods_of, parsed, runs
+from decod.protocol.core.jobs import BaseJob, DoNothing, Gather, Nothing, Reduce, Squared
 from decod.train.copies import Departure
-from decod.worker.arena_view import Arena
-from decod.worker.job import Request, error_reply, malformed
+from decod.train.exchange import Exchange, Place, reduce_leniently
+from decod.train.standing_out import standing_out
+from decod.worker.arena_view import Arena, Region
 from decod.worker.memory import free_unused, ran_out
+
+JobT = TypeVar("JobT", bound=BaseJob, covariant=True)
+
+_ENVELOPE = frozenset({"job", "kind", "fields", "inputs", "outputs"})
+
+
+def malformed(what: str) -> TrainingError:
+    """Return the error for a message that no node of this version sends."""
+    return TrainingError(
+        what,
+        why="the node process sent a job that this compute process does not understand",
+        fix="report it with both logs: this is an error in decod",
+        code="E-INT-003",
+    )
+
+
+class Request(Generic[JobT]):
+    """A job that is to be run.
+
+    Args:
+        job: What is to be done.
+        inputs: Where the tensors are that it reads.
+        outputs: Where those go that it writes.
+        message: As which it came. None: it is made from the job.
+    """
+
+    __slots__ = ("inputs", "job", "message", "outputs")
+
+    def __init__(
+        self,
+        job: JobT,
+        inputs: Sequence[Region] = (),
+        outputs: Sequence[Region] = (),
+        message: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.job, self.inputs, self.outputs = job, inputs, outputs
+        self.message = message or {"kind": kind_of(type(job)), "fields": fields_of(job)}
+
+    @classmethod
+    def parse(cls, message: Mapping[str, Any], job_class: type[JobT]) -> "Request[JobT]":
+        """Return the job of a message, checked.
+
+        Raises:
+            TrainingError: The message is malformed.
+        """
+        if not _ENVELOPE.issuperset(message):
+            raise malformed(f"a job with {', '.join(map(str, message))[:100]}")
+        try:
+            job = parsed(job_class, message.get("fields", {}))
+        except FormError as error:
+            raise malformed(str(error)) from error
+        return cls(job, _regions(message, "inputs"), _regions(message, "outputs"), message)
+
+    def expect(self, num_inputs: int | None, num_outputs: int) -> None:
+        """Refuse a job with another number of regions. None allows any number of inputs."""
+        if num_inputs not in (None, len(self.inputs)) or num_outputs != len(self.outputs):
+            raise malformed(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
+
+
+def _regions(message: Mapping[str, Any], name: str) -> list[Region]:
+    values = message.get(name, [])
+    if not isinstance(values, list):
+        raise malformed(f"{name} is no list")
+    return [Region.parse(value) for value in values]
+
+
+def error_reply(job_id: object, error: DecodError) -> dict[str, Any]:
+    """Return the reply that reports a failed job."""
+    fields = {"code": error.code, "what": error.what, "why": error.why, "fix": error.fix}
+    blocks = error.blocks if isinstance(error, BlockError) else ()
+    return {
+        "job": job_id if type(job_id) is int else -1,
+        "ok": False,
+        "error": fields,
+        "blocks": [[block.shard_index, block.offset, block.num_bytes] for block in blocks],
+    }
+
 
 _TIMED: tuple[Purpose, ...] = ("copy", "data", "backward")
 """Parts of a job's time that its reply names."""
@@ -112,3 +207,217 @@ def _out_of_memory(kind: str, error: Exception) -> HardwareError:
         fix="lower this node's --capacity, use --recompute on, or lower batch.microbatch_size",
         code=OUT_OF_MEMORY,
     )
+
+
+class ExchangeRunner(Runner):
+    """A runner of jobs that takes part in averages."""
+
+    @property
+    def _num_phases(self) -> int:
+        """Phases of each average."""
+        raise NotImplementedError
+
+    def _write(self, output: Tensor, value: Tensor) -> None:
+        """Copy a result into the arena. From a device it is there when the job is answered."""
+        if value.is_cuda:
+            self._departures.append(Departure(output, value))
+            return
+        with self._watch.measure("copy"):
+            output.copy_(value)
+
+    def _tensors(
+        self, regions: Sequence[Region], dtype: torch.dtype, sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """Return the flat tensors in some regions."""
+        pairs = zip(regions, sizes, strict=bool(regions))
+        return [self._arena.tensor(region, dtype, (size,)) for region, size in pairs]
+
+    def _write_parts(
+        self, request: Request[Gather], exchange: Exchange, parts: Sequence[Tensor]
+    ) -> None:
+        """Copy this member's parts of a phase into the outputs of a job."""
+        sizes = exchange.part_sizes(request.job.phase, request.job.num_parts or 1)
+        for output, part in zip(self._tensors(request.outputs, *sizes), parts, strict=True):
+            self._write(output, part)
+
+    def _later_parts(self, request: Request[Gather], exchange: Exchange) -> list[Tensor]:
+        """Return this member's parts of a phase after the first: the inputs are the means."""
+        num_parts, phase = request.job.num_parts, request.job.phase
+        before = exchange.mean_sizes(phase - 1, num_parts)
+        return exchange.parts(phase, num_parts, self._tensors(request.inputs, *before))
+
+    def _reduced(
+        self,
+        request: Request[Reduce],
+        exchange: Exchange,
+        square_sum: Callable[[Tensor], float],
+        *,
+        audited: bool,
+    ) -> Squared:
+        """Write the mean of one part. Return its square sum, and what is wrong with contributions
+        to it."""
+        request.expect(None, 1)
+        job, regions = request.job, request.inputs
+        num_parts, part, phase, weights = job.num_parts, job.part, job.phase, job.weights
+        if part >= num_parts:
+            raise malformed(f"part is {part} of {num_parts}")
+        if len(weights) != len(regions):
+            raise malformed(f"{len(weights)} weights of {len(regions)} inputs")
+        dtype, sizes = exchange.mean_sizes(phase, num_parts)
+        (output,) = self._tensors(request.outputs, dtype, [sizes[part]])
+        dtype, sizes = exchange.part_sizes(phase, num_parts)
+        place, refused, odd = Place(part, num_parts, phase), dict[int, str](), list[int]()
+        if job.lenient:
+            size = sizes[part]
+            right = [region.num_bytes == size * dtype.itemsize for region in regions]
+            chosen = [
+                self._arena.tensor(region, dtype, (size,)) if fits else None
+                for region, fits in zip(regions, right, strict=True)
+            ]
+            mean, refused = reduce_leniently(exchange, chosen, place, weights)
+        else:
+            inputs = self._tensors(regions, dtype, [sizes[part]] * len(regions))
+            mean = exchange.reduce(inputs, place, weights)
+            odd = standing_out(inputs, weights) if audited else []
+        self._write(output, mean)
+        reason = next(iter(refused.values()), "")
+        return Squared(square_sum(mean), tuple(refused), reason, tuple(odd))
+
+    def _means(
+        self, regions: Sequence[Region], exchange: Exchange, num_phases: int | None = None
+    ) -> list[Tensor]:
+        """Return the means of all phases of an average."""
+        num_phases = num_phases or self._num_phases
+        num_parts, found = len(regions) // num_phases, list[Tensor]()
+        for phase in range(num_phases if num_parts else 0):
+            of_phase = regions[phase * num_parts : (phase + 1) * num_parts]
+            found += self._tensors(of_phase, *exchange.mean_sizes(phase, num_parts))
+        return found
+
+
+_LINE_SIZE_MAX_BYTES = 8 << 20
+"""As the node process has it, in `decod.driver.compute`."""
+
+logger = logging.getLogger("decod.worker")
+
+
+def serve(connection: socket.socket, runner: Runner) -> int:
+    """Answer jobs in the order in which they come; return the process's exit code.
+
+    An unexpected exception is answered too, and then ends the process: its state may be half
+    changed. The node process starts another one.
+    """
+    answers = _Answers(connection)
+    runner.ends = answers.end
+    with connection.makefile("rb") as lines:
+        while line := _read_line(lines):
+            message: Any = None
+            try:
+                message = _parse(line)
+                reply, fatal = runner.run(message), False
+            except DecodError as error:
+                # After a broken line, the next bytes need not begin a message.
+                reply, fatal = error_reply(-1, error), True
+            except Exception as error:
+                logger.exception("compute.failed")
+                reply, fatal = _unexpected(message, error), True
+            try:
+                answers.send(reply)
+            except (BrokenPipeError, ConnectionResetError):
+                return 0
+            if fatal:
+                return 1
+    return 0
+
+
+class _Answers:
+    """Sends what a process says, whole lines one after another.
+
+    Args:
+        connection: To the process that gives the jobs.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._lock = connection, Lock()
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message. Raises `OSError` if nobody listens any more."""
+        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            self._connection.sendall(line)
+
+    def end(self, reason: str) -> None:
+        """Say why this process ends, and end it. From any thread."""
+        logger.error("compute.ends %s", reason)
+        with suppress(OSError):
+            self.send({"ends": reason})
+        end_at_once(1)
+
+
+def _read_line(lines: IO[bytes]) -> bytes:
+    try:
+        return lines.readline(_LINE_SIZE_MAX_BYTES + 1)
+    except ConnectionResetError:
+        # The node process was killed before it had read all replies.
+        return b""
+
+
+def _unexpected(message: Any, error: Exception) -> dict[str, Any]:
+    job_id = message.get("job") if isinstance(message, dict) else None
+    wrapped = DecodError(
+        f"unexpected {type(error).__name__} in the compute process: {str(error)[:1000]}",
+        why="its state may be half changed, so it ends",
+        fix="report it with the log; the node starts another compute process",
+        code="E-INT-002",
+    )
+    return error_reply(job_id, wrapped)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    if not line.endswith(b"\n"):
+        raise malformed(f"a line of {len(line)} bytes without an end")
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise malformed(f"a line that is no JSON: {line[:100]!r}") from error
+    if not isinstance(message, dict):
+        raise malformed(f"a line that is no JSON object: {line[:100]!r}")
+    return message
+
+
+def serve_inherited(
+    name: str, make_runner: Callable[[Arena], Runner], arguments: Sequence[str] | None = None
+) -> int:
+    """Serve jobs on the socket and arena that the node process has passed on.
+
+    A signal that asks a node to leave may reach all processes of its host or session. This process
+    ignores it: the node process decides when work ends, and says so by closing the socket.
+
+    Args:
+        name: Of the program.
+        make_runner: Makes what runs the jobs.
+        arguments: Of the command line. None: those of this process.
+    """
+    for number in LEAVE_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    keep_freed_memory()
+    logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s %(message)s")
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--socket-fd", type=int, required=True)
+    parser.add_argument("--arena-fd", type=int, required=True)
+    options = parser.parse_args(arguments)
+    with socket.socket(fileno=options.socket_fd) as connection:
+        runner = make_runner(Arena(options.arena_fd))
+        try:
+            return serve(connection, runner)
+        finally:
+            runner.close()
+
+
+def end_at_once(exit_code: int) -> NoReturn:
+    """End the process: nothing is left to save, and a node that leaves waits for it.
+
+    An orderly shutdown of torch takes seconds on a busy host.
+    """
+    logging.shutdown()
+    os._exit(exit_code)

@@ -17,8 +17,8 @@ from bench.averaging import seed_of
 from bench.averaging_jobs import Check, Checked, Fill
 from decod.protocol.core.job_codec import runs
 from decod.protocol.core.jobs import Propose, Proposed
-from decod.worker.job import Request
 from decod.worker.job_methods import JobRunner
+from decod.worker.runner import Request
 
 
 class AveragingRunner(JobRunner):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from decod.compression import lowrank
 from decod.compression.codecs import decode, encode
-from decod.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
+from decod.compression.plan import BlockCoding, Coding, FloatCoding, SparseCoding
 from decod.run.training_config import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
 from decod.train.copies import Departure, arrived, arriving

@@ -134,7 +134,7 @@ class Daemon:
 
     def planning_pid(self) -> int | None:
         """Return the process id of the planning process, or None if there is none."""
-        return self._child("decod.worker.planning")
+        return self._child("decod.worker.planning_process")
 
     def _child(self, module: str) -> int | None:
         pid = self.process.pid

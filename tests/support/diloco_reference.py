@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decod.compression.fragments import StagePlans
+from decod.compression.plan import StagePlans
 from decod.model.shape import stage_shapes
 from decod.model.stage import empty_model, initial_weight
 from decod.run.model_config import ModelConfig, StagesConfig

@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from decod.compression.fragments import StagePlans
-from decod.compression.plan import CompressionConfig, Method
+from decod.compression.plan import CompressionConfig, Method, StagePlans
 from decod.config.terms import RunTerms
 from decod.daemon.control import describe_error
 from decod.driver.arena import ArenaAllocator, Sizes

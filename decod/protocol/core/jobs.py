@@ -5,7 +5,7 @@ and what comes back (`result`). It travels by its fields (`protocol/core/job_cod
 needs a class here, and a method marked `@runs` in `worker/job_methods.py` and
 `sim/simulated_compute.py`; if it has outputs, their sizes in `driver/arena.py`. A job with
 `beside_device` needs no tensors: another process runs it, at once and whatever the device does
-(`worker/planning/`, `sim/simulated_device.py`).
+(`worker/planning_process.py`, `sim/simulated_device.py`).
 """
 
 from dataclasses import dataclass, field

@@ -9,7 +9,8 @@ does not count. Every attempt has a folder of its own, so nothing is ever overwr
 The store is a folder, such as one of NFS, or an object store of fsspec. Credentials and addresses
 of object stores come from fsspec's own settings on each host, and never travel. Every object is
 written once. Its name appears only when all of it is there, in a folder by a rename, in an object
-store because such stores put an object as a whole."""
+store because such stores put an object as a whole.
+"""
 
 import errno
 import hashlib

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Thread(target=_live_with, args=(options.lifeline_fd,), daemon=True).start()
     # Loading torch takes seconds. A rank that lives on by itself then would stay for good.
     from decod.worker.ranks.mirror_runner import MirrorRunner
-    from decod.worker.serving import end_at_once, serve_inherited
+    from decod.worker.runner import end_at_once, serve_inherited
 
     end_at_once(serve_inherited("python -m decod.worker.ranks", MirrorRunner, others))
 

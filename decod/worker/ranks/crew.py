@@ -29,17 +29,20 @@ from decod.memory_files import new_memory_file, remove_orphans
 from decod.protocol.core.job_codec import parsed
 from decod.protocol.core.jobs import BaseJob, Build, Configure, Reset
 from decod.texts import why_of
-from decod.worker.job import Request
 from decod.worker.memory import ran_out
-from decod.worker.ranks.group import add_up, join_group, leave_group, spread
-from decod.worker.ranks.rank_jobs import (
+from decod.worker.ranks.group import (
     AddUp,
     Collective,
     JoinRanks,
     MeasureFree,
     SettleSum,
     SpreadWeights,
+    add_up,
+    join_group,
+    leave_group,
+    spread,
 )
+from decod.worker.runner import Request
 
 if TYPE_CHECKING:
     from decod.train.weight_shards import Shards

@@ -1,19 +1,89 @@
-"""The collectives of the ranks of one host: torch.distributed, with NCCL on CUDA and gloo on CPUs.
+"""What the ranks of one host do together: jobs of rank 0 for the others, and collectives.
 
-The ranks find each other by a file that only this user can read. They listen on the loopback alone.
-What they send are plain numbers, and nothing is unpickled.
+The jobs are what `crew` asks beside the jobs that it passes on. Collectives are those of
+torch.distributed, with NCCL on CUDA and gloo on CPUs. The ranks find each other by a file that only
+this user can read. They listen on the loopback alone. What they send are plain numbers, and nothing
+is unpickled.
 
 Legend: P parameters of a stage.
 """
 
 import os
 import sys
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from decod.ids import MicrobatchId
+from decod.limits import COUNT_MAX, within
+from decod.protocol.core.jobs import BaseJob, Positive
+
+
+@dataclass(frozen=True, slots=True)
+class FreeMemory:
+    """What is free on the rank's device."""
+
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumSettled:
+    """The rank's sum of gradients is whole."""
+
+    spoiled: str
+    """Why it can't be used; empty if it can."""
+
+
+class Collective(BaseJob):
+    """A job in which the ranks wait for each other, whether a stage is spread or not."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRanks(Collective):
+    """Join the group of ranks, who find each other by a file."""
+
+    file: str
+    rank: Positive
+    num_ranks: Annotated[int, within(2, COUNT_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class AddUp(Collective):
+    """Take part in the sum of gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadWeights(Collective):
+    """Get the weights of rank 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureFree(BaseJob):
+    """Measure the free memory."""
+
+    result = FreeMemory
+
+
+@dataclass(frozen=True, slots=True)
+class MakeReady(BaseJob):
+    """Read a microbatch's tokens, before a pass in which the ranks wait for each other."""
+
+    microbatch: MicrobatchId
+
+
+@dataclass(frozen=True, slots=True)
+class SettleSum(BaseJob):
+    """Finish the sum of gradients, before all ranks add theirs up."""
+
+    result = SumSettled
+
 
 _TIMEOUT = timedelta(hours=1)
 """Longer than any collective takes. A rank that ends or hangs ends the others earlier."""

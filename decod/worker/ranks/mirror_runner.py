@@ -18,10 +18,8 @@ from decod.protocol.core.jobs import (
 from decod.train.ranks import Mirror
 from decod.worker.arena_view import Arena
 from decod.worker.configure import make_mirror
-from decod.worker.job import Request, malformed
 from decod.worker.pass_runner import PassRunner
-from decod.worker.ranks.group import add_up, join_group, spread
-from decod.worker.ranks.rank_jobs import (
+from decod.worker.ranks.group import (
     AddUp,
     Collective,
     FreeMemory,
@@ -31,7 +29,11 @@ from decod.worker.ranks.rank_jobs import (
     SettleSum,
     SpreadWeights,
     SumSettled,
+    add_up,
+    join_group,
+    spread,
 )
+from decod.worker.runner import Request, malformed
 
 
 class MirrorRunner(PassRunner):

@@ -13,9 +13,8 @@ from decod.daemon.data_supply import StoreSource
 from decod.data.block import BlockError
 from decod.data.corpus import open_corpus
 from decod.data.dataset import CacheConfig, Dataset
-from decod.data.prepare import PrepareConfig, prepare
+from decod.data.prepare import PrepareConfig, prepare, upload
 from decod.data.readers import StoreReader
-from decod.data.uploading import upload
 from decod.ids import MicrobatchId
 from decod.objects import StoreError
 from decod.run.training_config import BatchConfig

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from decod.data.block import Block, BlockError
-from decod.data.blocks import Blocks
 from decod.data.index import BLOCK_BYTES
 from decod.data.prepare import PrepareConfig, write_corpus
-from decod.data.readers import FolderReader
+from decod.data.readers import Blocks, FolderReader
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer
 

@@ -16,6 +16,7 @@ from decod.data.index import (
     BLOCK_BYTES,
     FORMAT_VERSION,
     Index,
+    ShardWriter,
     TokenizerEntry,
     read_index,
     write_index,
@@ -23,7 +24,6 @@ from decod.data.index import (
 from decod.data.order import microbatch_windows
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.readers import FolderReader
-from decod.data.shards import ShardWriter
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer
 from decod.errors import ConfigError, DataError

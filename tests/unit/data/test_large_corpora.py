@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from decod.data import encoding, progression, slices
+from decod.data import encoding
 from decod.data import prepare as preparation
+from decod.data.encoding import PartResult, PrepareJournal
 from decod.data.engine import Engine, EngineTask, dask, processes, run_tasks
 from decod.data.index import read_index
 from decod.data.prepare import PrepareConfig, prepare, write_corpus
-from decod.data.prepare_journal import PartResult, PrepareJournal
 from decod.data.source_files import find_files
 from decod.data.sources import BadRecord, read_pieces, whole
 from decod.data.tokenizer import load_tokenizer
@@ -67,10 +67,10 @@ def expected(tmp_path: Path, source: Path) -> dict[str, bytes]:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (slices, progression, preparation):
+    for module in (encoding, preparation):
         monkeypatch.setattr(module, "PART_SIZE_BYTES", SLICE_BYTES)
-    monkeypatch.setattr(slices.cut_file, "__defaults__", (SLICE_BYTES,))
-    monkeypatch.setattr(slices.group, "__defaults__", (SLICE_BYTES,))
+    monkeypatch.setattr(encoding.cut_file, "__defaults__", (SLICE_BYTES,))
+    monkeypatch.setattr(encoding.group, "__defaults__", (SLICE_BYTES,))
     monkeypatch.setattr("os.fsync", lambda _descriptor: None)
 
 
@@ -98,7 +98,7 @@ def engine_of(executor: Executor) -> Engine:
 def test_cut_corpus_has_the_bytes_of_a_whole_one(
     tmp_path: Path, source: Path, expected: dict[str, bytes]
 ) -> None:
-    kinds = {Path(f.name).name: len(slices.cut_file(f)) for f in find_files([source])}
+    kinds = {Path(f.name).name: len(encoding.cut_file(f)) for f in find_files([source])}
     assert min(kinds["a.jsonl"], kinds["c.parquet"]) > 3
     assert kinds["b.jsonl.zst"] == kinds["e19.txt"] == 1
     prepare(tmp_path / "out", [source], CONFIG)
@@ -116,7 +116,7 @@ def test_slices_of_text_give_the_pieces_of_the_whole(
         text = "".join(draw.choices("aaaaaaaa \n€", k=draw.randint(1, 400)))
         (tmp_path / "a.txt").write_text(text)
         [file] = find_files([tmp_path / "a.txt"])
-        cut = slices.cut_file(file, draw.randint(10, 60))
+        cut = encoding.cut_file(file, draw.randint(10, 60))
         assert sum(each.size_bytes for each in cut) == file.size_bytes
         pieces = [piece for each in cut for piece in read_pieces(each, text_field="")]
         assert pieces == list(read_pieces(whole(file), text_field=""))
@@ -129,7 +129,7 @@ def test_error_in_a_slice_names_the_line_of_the_file(tmp_path: Path, line: int) 
     lines[line - 1] = "{}\n"
     path.write_text("".join(lines))
     [file] = find_files([path])
-    cut = slices.cut_file(file, 100)
+    cut = encoding.cut_file(file, 100)
     assert len(cut) > 10
     pieces = (piece for each in cut for piece in read_pieces(each, text_field="text"))
     with pytest.raises(DataError, match=rf"a\.jsonl, line {line} cannot be used"):

@@ -9,13 +9,11 @@ import pytest
 
 pytest.importorskip("fsspec")
 
-from decod.data.block import Block, BlockError
-from decod.data.block_cache import BlockCache, is_cached
+from decod.data.block import Block, BlockCache, BlockError, is_cached
 from decod.data.corpus import open_corpus
 from decod.data.dataset import CacheConfig, Dataset
-from decod.data.prepare import PrepareConfig, prepare
+from decod.data.prepare import PrepareConfig, prepare, upload
 from decod.data.readers import StoreReader
-from decod.data.uploading import upload
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.objects import ObjectFolder, StoreError

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
 from decod.data.dataset import Dataset
-from decod.data.index import Index, read_index
+from decod.data.index import Index, ShardFile, read_index
 from decod.data.prepare import PrepareConfig, prepare, write_corpus
-from decod.data.shards import ShardFile
 from decod.data.sources import Piece
 from decod.data.tokenizer import BytesTokenizer, FileTokenizer, load_tokenizer
 from decod.errors import DataError, HardwareError
@@ -285,7 +284,7 @@ def test_files_that_are_no_text_are_refused_before_work_begins(
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     (tmp_path / "c.db").write_bytes(b"SQLite format 3\0")
-    monkeypatch.setattr("decod.data.progression.encode_part", None)
+    monkeypatch.setattr("decod.data.prepare.encode_part", None)
     with pytest.raises(DataError, match=r"b\.png is an image, and 1 more file of 3 are no text"):
         prepare(tmp_path.parent / "out", [tmp_path], PrepareConfig())
 

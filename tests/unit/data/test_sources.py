@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from decod.data import sources
 from decod.data.prepare import PrepareConfig, prepare
-from decod.data.source_files import find_files
+from decod.data.source_files import PACKED_SUFFIXES, find_files
 from decod.data.sources import PIECE_SIZE_MAX_CHARS, Slice, read_pieces, split_document, whole
-from decod.data.unpacking import PACKED_SUFFIXES
 from decod.errors import DataError
 
 TEXTS = ["one\r\ntwo\n", "žluťoučký kůň 🐎", " \n"]

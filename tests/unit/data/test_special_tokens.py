@@ -9,8 +9,8 @@ import transformers
 
 from decod.cli.main import main
 from decod.data.dataset import Dataset
+from decod.data.encoding import cut_file
 from decod.data.prepare import PrepareConfig, prepare
-from decod.data.slices import cut_file
 from decod.data.source_files import find_files
 from decod.data.sources import PIECE_SIZE_MAX_CHARS, Piece, read_pieces
 from decod.data.tokenizer import NO_BOS, FileTokenizer, load_tokenizer

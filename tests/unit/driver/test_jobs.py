@@ -6,8 +6,7 @@ from typing import Any, TypeVar, get_args
 
 import pytest
 
-from decod.compression.fragments import StagePlans
-from decod.compression.plan import CompressionConfig, Method
+from decod.compression.plan import CompressionConfig, Method, StagePlans
 from decod.driver.arena import Sizes, output_bytes
 from decod.ids import MicrobatchId, NodeId
 from decod.planner.deciding import Decided, Unsettled
@@ -17,7 +16,7 @@ from decod.protocol.core.fingerprints import SEED_BYTES, SKETCH_BYTES
 from decod.protocol.core.job_codec import FormError, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import AverageKind
 from decod.worker.arena_view import Arena
-from decod.worker.averaging.averaging_jobs import AverageRunner
+from decod.worker.averaging import AverageRunner
 from decod.worker.job_methods import JobRunner
 from tests.support.raw_compute import message_of
 

@@ -7,9 +7,16 @@ import torch
 
 from decod.compression import lowrank
 from decod.compression.codecs import decode, encode
-from decod.compression.coding import BlockCoding, Coding, FloatCoding, SparseCoding
 from decod.compression.contribution import CodedContribution
-from decod.compression.plan import CompressionConfig, Method, make_plan
+from decod.compression.plan import (
+    BlockCoding,
+    Coding,
+    CompressionConfig,
+    FloatCoding,
+    Method,
+    SparseCoding,
+    make_plan,
+)
 from decod.run.training_config import OptimizerConfig
 from decod.train.adamw import AdamWState, Segment, adamw_step
 from decod.train.reduction import reduce_part

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decod.compression.fragments import StagePlans
-from decod.compression.plan import CompressionConfig, Method
+from decod.compression.plan import CompressionConfig, Method, StagePlans
 from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.compute import ComputeProcess
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
@@ -30,7 +29,7 @@ from decod.protocol.core.jobs import (
 )
 from decod.train.layout import byte_view
 from decod.worker.arena_view import Arena
-from decod.worker.averaging.averaging_jobs import AverageRunner
+from decod.worker.averaging import AverageRunner
 from tests.support.raw_compute import message_of
 
 SHAPES = ((24, 40), (40,), (16, 24), (1,))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from decod.worker.device_clock import DeviceClock
+from decod.worker.device import DeviceClock
 from tests.support.devices import CUDA
 
 

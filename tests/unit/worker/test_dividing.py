@@ -9,7 +9,7 @@ from decod.config.node_config import NodeConfig, Spread
 from decod.daemon.stage_memory import needs_here, require_memory
 from decod.errors import HardwareError
 from decod.worker import configure
-from decod.worker.ranks.dividing import divided, facts_of_all
+from decod.worker.configure import divided, facts_of_all
 from tests.unit.daemon.test_memory import llama_8b
 
 GIB = 1 << 30

@@ -19,9 +19,8 @@ from decod.worker import pass_runner
 from decod.worker.arena_view import Arena
 from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
-from decod.worker.ranks.group import add_up
+from decod.worker.ranks.group import FreeMemory, add_up
 from decod.worker.ranks.mirror_runner import MirrorRunner
-from decod.worker.ranks.rank_jobs import FreeMemory
 from tests.support.raw_compute import Here
 from tests.support.waiting_node import CONFIGURE, MB
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decod.worker.arena_view import Arena, Region
-from decod.worker.pinned import PinnedPrefix, pinned_by_cuda
+from decod.worker.device import PinnedPrefix, pinned_by_cuda
 
 MIB = 1 << 20
 

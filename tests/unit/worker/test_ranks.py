@@ -25,7 +25,7 @@ from decod.protocol.core.jobs import Configure, SetRecompute, SetThreads, Spread
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.passes import ActivationCodec
 from decod.train.standing_out import sketch_of
-from decod.worker.ranks.dividing import divided
+from decod.worker.configure import divided
 from tests.support.polling import wait_for
 from tests.support.raw_compute import DEADLINE_S, Here, Jobs, Node
 

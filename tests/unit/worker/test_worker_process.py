@@ -279,7 +279,7 @@ def test_a_broken_line_is_answered_and_ends_the_loop(line: bytes) -> None:
     """What follows a broken line cannot be trusted to begin a message."""
     from decod.worker.arena_view import Arena
     from decod.worker.job_methods import JobRunner
-    from decod.worker.serving import serve
+    from decod.worker.runner import serve
 
     ours, theirs = socket.socketpair()
     with ours, theirs, open("/dev/zero", "rb") as nothing:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from decod.compression.codecs import decode, encode
-from decod.compression.coding import (
+from decod.compression.plan import (
     BLOCK_SIZE,
     SCALE_BYTES,
     BlockCoding,

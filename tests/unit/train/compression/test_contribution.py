@@ -8,9 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decod.compression.coding import CompressionError
 from decod.compression.contribution import CodedContribution
-from decod.compression.plan import CompressionConfig, Method, Plan, Shape, make_plan
+from decod.compression.plan import (
+    CompressionConfig,
+    CompressionError,
+    Method,
+    Plan,
+    Shape,
+    make_plan,
+)
 
 SHAPES: tuple[Shape, ...] = ((24,), (40, 24), (3, 5, 7), (24, 64), (9,))
 NUM_ELEMENTS = sum(map(math.prod, SHAPES))

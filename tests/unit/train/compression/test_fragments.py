@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.compression.coding import CompressionError
-from decod.compression.fragments import StagePlans
-from decod.compression.plan import CompressionConfig, Method
+from decod.compression.plan import CompressionConfig, CompressionError, Method, StagePlans
 
 SHAPES = [(8, 16), (16,), (16, 16), (4, 16), (16,), (32, 16)]
 shapes = st.lists(

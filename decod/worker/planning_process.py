@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the planning process until its socket closes."""
     for number in LEAVE_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    parser = argparse.ArgumentParser(prog="python -m decod.worker.planning")
+    parser = argparse.ArgumentParser(prog="python -m decod.worker.planning_process")
     parser.add_argument("--socket-fd", type=int, required=True)
     options = parser.parse_args(arguments)
     with socket.socket(fileno=options.socket_fd) as connection:

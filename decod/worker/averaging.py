@@ -1,4 +1,8 @@
-"""Jobs of an averaging process. Its settings are shapes, wide, compression, num_threads, audited.
+"""The averaging process: codes contributions, adds up parts and decodes averages, on the CPU.
+
+The loop's device stays free for training meanwhile. The node process starts it with an inherited
+socket and memory file. Nobody types this command. Its settings are shapes, wide, compression,
+num_threads, audited.
 
 `Gather`'s first input is this host's sum. `Guide`'s input is the newest average that was used.
 
@@ -10,14 +14,13 @@ Legend: P parameters, flat.
 
 import hashlib
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from decod.compression.coding import CompressionError
-from decod.compression.fragments import StagePlans
-from decod.compression.plan import CompressionConfig, Method, Shape
+from decod.compression.plan import CompressionConfig, CompressionError, Method, Shape, StagePlans
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.job_codec import runs
@@ -33,8 +36,7 @@ from decod.train.layout import byte_view
 from decod.train.reduction import require_finite, square_sum
 from decod.worker.arena_view import Arena
 from decod.worker.configure import parse_dataclass, set_num_threads
-from decod.worker.exchange_runner import ExchangeRunner
-from decod.worker.job import Request, malformed
+from decod.worker.runner import ExchangeRunner, Request, end_at_once, malformed, serve_inherited
 
 _WIDE = {"float32": torch.float32, "float64": torch.float64}
 
@@ -184,3 +186,12 @@ class AverageRunner(ExchangeRunner):
 
 def _is_shape(value: object) -> bool:
     return isinstance(value, list) and all(type(side) is int and side > 0 for side in value)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the averaging process until its socket closes."""
+    return serve_inherited("python -m decod.worker.averaging", AverageRunner, arguments)
+
+
+if __name__ == "__main__":
+    end_at_once(main())
