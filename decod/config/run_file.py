@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 
 from decod.config.schema import validate
 from decod.config.strict import MirrorError, Problem, build, read_file
-from decod.data.corpus import DEFAULT_PATH
+from decod.data.index import DEFAULT_PATH
 from decod.errors import ConfigError
 from decod.objects import is_url
 from decod.paths import absolute_path, full_path

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from decod.config.schema import NOTHING, Manifest
 from decod.daemon.exporting import read_carried
+from decod.data.block import OnRead
 from decod.data.dataset import Dataset
-from decod.data.sources import OnRead
 from decod.model.hf import require_same
 from decod.model.weights import check_weights
 from decod.run.run_config import RunConfig

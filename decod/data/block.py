@@ -24,6 +24,9 @@ from pathlib import Path
 from decod.errors import DataError
 from decod.files import open_lock, open_ordinary, read_at
 
+OnRead = Callable[[int], None]
+"""Called with the number of bytes read from disk since the last call."""
+
 BLOCKS_TOLD_MAX = 64
 """Largest number of bad blocks in one error. The others are found once these are replaced."""
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from decod.data.dataset import CacheConfig, Dataset
+from decod.data.index import DEFAULT_PATH
 from decod.data.prepare import PrepareConfig, write_corpus
 from decod.data.sources import Piece, split_document
 from decod.data.tokenizer import BytesTokenizer
@@ -30,8 +31,6 @@ from decod.files import open_lock
 from decod.objects import is_url
 from decod.paths import user_folder
 
-DEFAULT_PATH = "default"
-"""The data path in a run file that selects this corpus."""
 TEXT_SIZE_MAX_BYTES = 16 * 2**20
 CORPUS_VERSION = 1
 """Increase it whenever the choice of files or their treatment changes."""

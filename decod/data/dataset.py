@@ -18,7 +18,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from decod.data.block import Block, BlockCache, BlockError
+from decod.data.block import Block, BlockCache, BlockError, OnRead
 from decod.data.index import INDEX_FILE, INDEX_SIZE_MAX_BYTES, Index, parse_index, read_index
 from decod.data.order import CHUNK_TOKENS, NUM_LANES, count_windows, microbatch_windows
 from decod.data.readers import (
@@ -30,7 +30,6 @@ from decod.data.readers import (
     altered,
     keep_description,
 )
-from decod.data.sources import OnRead
 from decod.data.tokenizer import (
     NO_BOS,
     TOKENIZER_FILE,

@@ -29,11 +29,11 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decod import __version__
+from decod.data.block import OnRead
 from decod.data.index import Dtype, ShardEntry, ShardFile, shard_file
 from decod.data.source_files import SourceFile
 from decod.data.sources import (
     BadRecord,
-    OnRead,
     Piece,
     Slice,
     kind_of,

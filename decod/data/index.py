@@ -25,6 +25,8 @@ from decod.data.tokenizer import TokenizerKind, is_file
 from decod.errors import DataError
 from decod.files import read_beginning, replace_durably
 
+DEFAULT_PATH = "default"
+"""The data path in a run file that selects the default corpus."""
 INDEX_FILE = "index.json"
 FORMAT_VERSION: Literal[2] = 2
 BLOCK_BYTES = 256 * 2**10

@@ -32,6 +32,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+from decod.data.block import OnRead
 from decod.data.dataset import Dataset
 from decod.data.encoding import (
     NUM_PLACES_MAX,
@@ -65,7 +66,6 @@ from decod.data.index import (
 from decod.data.source_files import SourceFile, find_files, kind_by_name
 from decod.data.sources import (
     BadRecord,
-    OnRead,
     Piece,
     Slice,
     foreign_kind,

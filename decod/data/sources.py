@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, cast
 
+from decod.data.block import OnRead
 from decod.data.source_files import (
     BEGINNING_SIZE_BYTES,
     BINARY,
@@ -58,8 +59,6 @@ _BAD_CONTENT = "E-DAT-011"
 _SKIP = "pass --skip-bad to leave out records without usable text"
 
 Kind = Literal["text", "json", "parquet"]
-OnRead = Callable[[int], None]
-"""Called with the number of bytes read from disk since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
