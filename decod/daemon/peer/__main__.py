@@ -18,6 +18,7 @@ from decod.errors import ConfigError, DecodError
 from decod.exit_codes import ExitCode
 from decod.memory_files import remove_orphans
 from decod.paths import full_path
+from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.messages.round_messages import Height
 from decod.tasks import beside
@@ -50,9 +51,12 @@ def facts_of(hello: LoopMessage) -> LoopFacts:
         terms=terms,
         shapes=tuple(map(tuple, shapes)),
         height=Height(hello.number("round"), state_id),
-        share=settings["share"] or 0,
-        overlap=settings["overlap"],
-        averaging_timeout_s=float(settings["averaging_timeout_s"]),
+        rounds=RoundConfig(
+            target_batch_size=terms.target_batch_size,
+            share=settings["share"] or 0,
+            overlap=settings["overlap"],
+            averaging_timeout_s=float(settings["averaging_timeout_s"]),
+        ),
         batch_size_per_step=settings["batch_size_per_step"],
         accumulation_steps=settings["gradient_accumulation_steps"],
         device=hello.text("device")[:64],

@@ -9,7 +9,7 @@ import json
 import math
 import socket
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from decod.compression.plan import CompressionConfig, Method, StagePlans
@@ -35,9 +35,8 @@ class LoopFacts:
     terms: RunTerms
     shapes: tuple[tuple[int, ...], ...]
     height: Height
-    share: int
-    overlap: bool
-    averaging_timeout_s: float
+    rounds: RoundConfig
+    """What the loop chooses of these."""
     batch_size_per_step: int
     accumulation_steps: int
     device: str
@@ -62,13 +61,10 @@ class LoopFacts:
 
     def config(self) -> RoundConfig:
         """Return the numbers of the core."""
-        return RoundConfig(
-            target_batch_size=self.terms.target_batch_size,
+        return replace(
+            self.rounds,
             num_phases=self.plans.num_phases,
             compresses=self.compression.method is not Method.NONE,
-            share=self.share,
-            overlap=self.overlap,
-            averaging_timeout_s=self.averaging_timeout_s,
             held_max_bytes=_HELD_MAX * self.model_bytes,
         )
 

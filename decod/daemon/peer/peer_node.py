@@ -216,7 +216,7 @@ class LoopMetrics:
             batch_size_per_step=loop.batch_size_per_step,
             accumulation_steps=loop.accumulation_steps,
             local_updates=loop.terms.use_local_updates,
-            overlap=loop.overlap,
+            overlap=loop.rounds.overlap,
             compression=loop.terms.compression,
             device=loop.device,
         )
@@ -542,7 +542,7 @@ class PeerNode:
             case "failed":
                 driver.post(lp.LoopFailed(message.text("what")))
             case "waiting":
-                self.note("loop.waited", seconds=self._loop.averaging_timeout_s)
+                self.note("loop.waited", seconds=self._loop.rounds.averaging_timeout_s)
             case _:
                 self._take_of_states(message)
 
