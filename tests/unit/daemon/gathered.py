@@ -28,7 +28,7 @@ from tests.support.checkpoints import MODEL, RUN_ID, STAGES, arrive, random_blob
 from tests.support.members import data_node
 from tests.support.noted import noted
 from tests.unit.protocol.cast import view_of
-from tests.unit.train.checkpoint.test_states import described
+from tests.unit.train.checkpoint.test_stage_states import described
 
 
 class Member:

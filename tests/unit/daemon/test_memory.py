@@ -27,7 +27,7 @@ from decod.run.training_config import BatchConfig
 from decod.texts import size_text
 from tests.support.raw_compute import Node as Worker
 from tests.unit.daemon.nodes import make_node
-from tests.unit.worker.test_worker_process import CONFIGURE
+from tests.unit.worker.test_runner import CONFIGURE
 
 GIB = 1 << 30
 LLAMA_8B = ModelConfig(

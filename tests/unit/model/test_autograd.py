@@ -31,7 +31,7 @@ SMALL = ModelConfig(
 
 _ITERATION = """
 import sys
-from tests.unit.train.test_step import contribute, make_relay, measure
+from tests.unit.train.test_executor import contribute, make_relay, measure
 relay = make_relay()
 measure(relay, 1)
 contribute(relay)

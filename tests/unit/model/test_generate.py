@@ -12,7 +12,7 @@ from decod.model.generate import LoadedModel, choose
 from decod.model.sampling import Sampling
 from decod.run.model_config import Architecture, ModelConfig
 from tests.support.model_folders import write_folder
-from tests.unit.model.test_transformers_agrees import (
+from tests.unit.model.test_stage import (
     MODELS,
     TOKENS,
     loaded_module,

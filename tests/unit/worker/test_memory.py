@@ -15,7 +15,7 @@ from decod.worker.arena_view import Arena
 from decod.worker.job_methods import JobRunner
 from decod.worker.memory import host_free_bytes, ran_out
 from tests.support.raw_compute import Node
-from tests.unit.worker.test_worker_process import CONFIGURE
+from tests.unit.worker.test_runner import CONFIGURE
 
 MB = MicrobatchId(1, 0, 0)
 MIB = 1 << 20

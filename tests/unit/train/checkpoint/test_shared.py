@@ -35,7 +35,7 @@ from decod.train.checkpoint.store import (
     run_id_of,
 )
 from tests.support.checkpoints import RUN_ID, make_manifest, random_blobs, write_checkpoint
-from tests.unit.train.checkpoint.test_states import described
+from tests.unit.train.checkpoint.test_stage_states import described
 
 
 @pytest.fixture(params=["folder", "memory"])

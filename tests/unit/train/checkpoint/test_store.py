@@ -35,7 +35,7 @@ from tests.support.checkpoints import (
     random_blobs,
     write_checkpoint,
 )
-from tests.unit.train.checkpoint.test_states import described
+from tests.unit.train.checkpoint.test_stage_states import described
 
 
 def good(state_dir: Path) -> list[int]:

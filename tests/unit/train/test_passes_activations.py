@@ -26,7 +26,7 @@ from decod.train.passes import ActivationCodec
 from tests.support.coded import cut
 from tests.support.devices import on_devices
 from tests.support.reference import train_reference
-from tests.unit.train.test_pipeline_equals_reference import (
+from tests.unit.train.test_executor_equals_reference import (
     BATCH,
     MODELS,
     OPTIMIZER,

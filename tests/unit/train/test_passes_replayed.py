@@ -16,7 +16,7 @@ from decod.train.passes import ActivationCodec
 from decod.train.reduction import cut
 from decod.train.standing_out import error_between, sketch_of
 from tests.support.devices import on_devices
-from tests.unit.train.test_step import make_relay, noise
+from tests.unit.train.test_executor import make_relay, noise
 
 torch.set_num_threads(1)
 

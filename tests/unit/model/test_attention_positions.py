@@ -29,7 +29,7 @@ from tests.support.oracle import (
     stage_logits,
     transformers_logits,
 )
-from tests.unit.train.test_pipeline_equals_reference import HashedTokens, run_microbatch
+from tests.unit.train.test_executor_equals_reference import HashedTokens, run_microbatch
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.measure import measure
 from tests.support.devices import on_devices
-from tests.unit.train.test_pipeline_equals_reference import (
+from tests.unit.train.test_executor_equals_reference import (
     MODELS,
     assert_equals_reference,
     make_pipeline,

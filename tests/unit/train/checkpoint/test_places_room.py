@@ -8,7 +8,7 @@ import pytest
 from decod.errors import CheckpointError
 from decod.train.checkpoint.places import DiskRoom, size_of_folder
 from decod.train.checkpoint.stage_states import StateStore
-from tests.unit.train.checkpoint.test_states import keep
+from tests.unit.train.checkpoint.test_stage_states import keep
 
 KIB = 1024
 
