@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from decod.cli.error_lines import print_warning
 from decod.cli.options import RUN_FILE, data_option, run_file_argument
-from decod.cli.progress_bar import progress
+from decod.cli.printing import print_warning, progress
 from decod.errors import ConfigError
 from decod.paths import full_path
 
@@ -103,7 +102,8 @@ def init(path: Path, *, force: bool, presets: tuple[str, ...], folder: Path | No
     if folder is None:
         click.echo(f"wrote {path}; next: {_next_command(presets)} {path}")
         return
-    model, file = shlex.quote(str(folder)), shlex.quote(str(path))
+    model = shlex.quote(str(folder))
+    file = shlex.quote(str(path))
     corpus = shlex.quote(str(path.parent / _CORPUS))
     click.echo(f"wrote {path}")
     click.echo(f"next: decod data prepare {corpus} PATH... --tokenizer {model}")
