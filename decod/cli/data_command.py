@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from decod.run.training_config import BatchConfig
 
 _SHOWN_MAX_CHARS = 500
-"""How much of a document is shown."""
+"""The part of a document that is shown, in characters."""
 _SHOWN_MAX_TOKENS = 2000
 
 

@@ -60,7 +60,7 @@ _LEAVE_TIMEOUT_S = 60.0
 """Timeout of the final export and of all nodes' leaving."""
 _SETUP_S = 30.0
 _ITERATION_S = 1.0
-"""What the demo takes on two cores, to begin and for each iteration, for an estimate."""
+"""The time that the demo takes on two cores, to begin and for each iteration, for an estimate."""
 _PAGE = re.compile(r"the run's page is at (http://[0-9A-Za-z.:\[\]]{1,100}/)$", re.MULTILINE)
 """In the leader's log."""
 _STUCK = "the leader has got stuck"

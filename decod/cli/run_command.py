@@ -23,7 +23,7 @@ SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktails
 """Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
 
 _CORPUS = "corpus"
-"""Where a run file that is written for a model expects its data: beside itself."""
+"""The folder in which a run file that is written for a model expects its data: beside itself."""
 
 MODEL_PRESET_NAMES = ("gpt2", "qwen2.5-0.5b", "qwen3-0.6b", "llama-1b", "llama-8b")
 """Keys of `decod.config.presets.MODEL_PRESETS`."""

@@ -150,7 +150,7 @@ class Manager:
 
 
 def booted() -> bool:
-    """Whether systemd runs this machine."""
+    """Return whether systemd runs this machine."""
     return _BOOTED.is_dir()
 
 
@@ -516,7 +516,7 @@ def status(unit: str, *, of_system: bool | None) -> int:
 
 
 _SHOWN = "ActiveState,SubState,Result,UnitFileState,StateChangeTimestamp"
-"""What systemd is asked about a service."""
+"""The properties of a service that systemd is asked for."""
 
 
 @service.command()

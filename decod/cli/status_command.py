@@ -117,7 +117,7 @@ def _tell_of_others(state_dir: Path) -> None:
 
 
 def is_well(answer: Status) -> bool:
-    """Whether the run trains and this node takes part in it."""
+    """Return whether the run trains and this node takes part in it."""
     return answer.get("run_state") in {"training", "aggregating"} and answer.get("state") in {
         "training",
         "aggregating",

@@ -175,16 +175,11 @@ def _work_lines(status: Mapping[str, Any]) -> list[RenderableType]:
     """Return lines on what this host has done, if it has done anything."""
     lines: list[RenderableType] = []
     if (credit := mapping_in(status, "credit")).get("num_microbatches"):
-        lines.append(_credit_line(credit))
+        lines.append(Text(f"You did {credit_of(credit)}", style="bold"))
     if (contributed := mapping_in(status, "contributed")).get("num_microbatches"):
         data = mapping_in(status, "node").get("role") == "data"
         lines.append(_contributed_line(contributed, data=data))
     return lines
-
-
-def _credit_line(credit: Mapping[str, Any]) -> Text:
-    """Return a line on what the nodes of this folder have done in all runs."""
-    return Text(f"You did {credit_of(credit)}", style="bold")
 
 
 def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:

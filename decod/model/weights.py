@@ -27,8 +27,7 @@ from decod.files import (
 from decod.model.hf import config_from_hf
 from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
 from decod.run.model_config import ModelConfig, ModelDtype
-from decod.texts import unique
-from decod.texts import why_of
+from decod.texts import unique, why_of
 
 _JSON_SIZE_MAX_BYTES = 64 << 20
 """The sharded index of a very large model has a few megabytes. More is not a JSON file of ours."""
