@@ -17,7 +17,7 @@ def run() -> int:
         if sys.argv[1:2] in _NODES:
             leave_early()
         from decod.cli.main import main
-        from decod.cli.standard_output import watch_output
+        from decod.cli.printing import watch_output
 
         watch_output()
         return main()

@@ -65,7 +65,7 @@ def _file_in(folder: Path, size_bytes: int) -> tuple[int, Path]:
 
 
 def is_in_memory(path: Path) -> bool:
-    """Whether a file lies in shared memory."""
+    """Return whether a file lies in shared memory."""
     return path.parent == _FOLDER
 
 

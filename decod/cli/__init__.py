@@ -1,1 +1,1 @@
-"""One file per command. `main` finds commands by name, and imports only the requested command."""
+"""The command line. `main` finds commands by name, and imports only the module of one of them."""

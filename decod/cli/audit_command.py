@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.texts import clean_text
 
 if TYPE_CHECKING:
@@ -279,7 +279,9 @@ def _broken(found: "Checked") -> Exception:
     from decod.errors import DataError
 
     assert found.broken is not None
-    path, line, what = found.broken.path, found.broken.line, found.broken.what
+    path = found.broken.path
+    line = found.broken.line
+    what = found.broken.what
     return DataError(
         f"the audit log is broken at line {line} of {path}: {clean_text(what)}",
         why="its node has not written it so: somebody has altered it, or the disk has",

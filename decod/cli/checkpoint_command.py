@@ -8,8 +8,7 @@ import click
 
 from decod.cli.node_options import checkpoint_store_option, state_dir_option
 from decod.cli.options import LatestOrIteration
-from decod.cli.progress_bar import waiting
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text, waiting
 from decod.texts import clean_text
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
@@ -176,6 +175,7 @@ def _line(row: dict[str, Any]) -> str:
     else:
         written = datetime.fromtimestamp(row["written_s"], UTC)
         size = f"{row['size_bytes'] / 2**20:,.1f} MiB"
-        name, run_id = clean_text(row["run_name"]), clean_text(row["run_id"])
+        name = clean_text(row["run_name"])
+        run_id = clean_text(row["run_id"])
         rest = f"{written:%Y-%m-%d %H:%M:%S}  {size:>10}  {row['loss']:>8.4f}  {name} ({run_id})"
     return f"{row['iteration']:>9}  {rest}"

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from decod.cli.error_lines import print_warning
 from decod.cli.options import RUN_FILE, words
-from decod.cli.progress_bar import progress
+from decod.cli.printing import print_warning, progress
 from decod.host_limits import num_processors
 from decod.texts import clean_text, counted, printable
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from decod.run.training_config import BatchConfig
 
 _SHOWN_MAX_CHARS = 500
-"""How much of a document is shown."""
+"""The part of a document that is shown, in characters."""
 _SHOWN_MAX_TOKENS = 2000
 
 
@@ -162,7 +161,8 @@ def skipped_lines(index: "Index") -> Iterator[str]:
     """Yield how many records are not in a corpus, and where the first of them were."""
     if index.skipped is None:
         return
-    num, first = index.skipped.num_records, index.skipped.first
+    num = index.skipped.num_records
+    first = index.skipped.first
     yield f"skipped: {counted(num, 'record')} without usable text"
     yield from (f"  {clean_text(place, limit=1000)}" for place in first)
     if num > len(first):

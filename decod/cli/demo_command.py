@@ -24,15 +24,18 @@ import click
 from decod.cli.demo_nodes import (
     PROGRAM,
     Child,
+    DemoCommit,
     DemoError,
+    Display,
     Fleet,
     blame,
     death_of,
     interrupted_by_signals,
+    make_display,
+    parse_progress,
 )
-from decod.cli.demo_progress import DemoCommit, Display, make_display, parse_progress
-from decod.cli.environment import has_desktop
 from decod.cli.node_options import device_option
+from decod.cli.options import has_desktop
 from decod.config.node_config import DEVICE_LABEL, check_device
 from decod.errors import DecodError
 from decod.net.join_string import LABEL
@@ -55,8 +58,9 @@ _SILENCE_MAX_S = 180.0
 """Longest time between two iterations. A repeated iteration takes far less."""
 _LEAVE_TIMEOUT_S = 60.0
 """Timeout of the final export and of all nodes' leaving."""
-_SETUP_S, _ITERATION_S = 30.0, 1.0
-"""What the demo takes on two cores, to begin and for each iteration, for an estimate."""
+_SETUP_S = 30.0
+_ITERATION_S = 1.0
+"""The time that the demo takes on two cores, to begin and for each iteration, for an estimate."""
 _PAGE = re.compile(r"the run's page is at (http://[0-9A-Za-z.:\[\]]{1,100}/)$", re.MULTILINE)
 """In the leader's log."""
 _STUCK = "the leader has got stuck"
@@ -387,7 +391,8 @@ def check_learnt(story: Story, folder: Path) -> None:
             fix=f"read the logs in {folder / 'logs'}",
             code="E-RUN-023",
         )
-    first, last = story.losses[0], story.losses[-1]
+    first = story.losses[0]
+    last = story.losses[-1]
     # Written so that NaN fails.
     if not last <= (1 - LOSS_FALL_MIN) * first:
         raise DemoError(
@@ -407,7 +412,8 @@ def check_learnt(story: Story, folder: Path) -> None:
 
 def summary(story: Story) -> str:
     """Return the result as one line."""
-    first, last = story.losses[0], story.losses[-1]
+    first = story.losses[0]
+    last = story.losses[-1]
     return (
         f"loss {first:.3f} -> {last:.3f} (-{1 - last / first:.0%}) in {story.num_done} "
         "iterations, one relay lost on the way"
@@ -425,7 +431,8 @@ def sample(model_dir: Path) -> str:
     # One token is too little work to share. On a busy host, threads would mostly wait.
     torch.set_num_threads(1)
     prompt = list(_PROMPT.encode())
-    sampling, model = Sampling(temperature=0.7), LoadedModel(model_dir)
+    sampling = Sampling(temperature=0.7)
+    model = LoadedModel(model_dir)
     ids = model.continuation(prompt, sampling, num_tokens=_NUM_SAMPLE_TOKENS)
     text = BytesTokenizer().decode([*prompt, *ids])
     return "".join(char if char.isprintable() or char == "\n" else "?" for char in text)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from decod.cli.node_options import state_dir_option
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.errors import ConfigError
 from decod.files import open_ordinary
 from decod.membership.identity import (

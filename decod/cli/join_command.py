@@ -88,7 +88,8 @@ def join(join_string: str | None, **options: Any) -> int:
     )
     with speaking() as say:
         if options["dry_run"]:
-            code, following = run_dry(chosen, say), "the same command without --dry-run joins"
+            code = run_dry(chosen, say)
+            following = "the same command without --dry-run joins"
         else:
             code = run_join(chosen, say)
             following = f"decod credit --state-dir {node.state_dir} shows what this host has done"

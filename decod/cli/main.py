@@ -14,22 +14,23 @@ from click.shell_completion import CompletionItem
 from typing_extensions import override
 
 from decod import __version__
-from decod.cli.environment import name_variables, notes_of
-from decod.cli.error_lines import (
+from decod.cli.options import name_variables, notes_of
+from decod.cli.printing import (
+    OutputError,
+    ReaderGoneError,
     ReportPlace,
     find_decod_error,
+    output_failed,
     report_decod_error,
     report_unexpected,
     use_color,
 )
-from decod.cli.standard_output import OutputError, ReaderGoneError, output_failed
 from decod.exit_codes import ExitCode
 
 SECTIONS: dict[str, dict[str, str]] = {
     "Volunteers": {
         "join": "Give this machine to a run.",
         "status": "Show who is there, what flows where, how fast, how good.",
-        "top": "Show the run live, until a key ends it.",
         "doctor": "Say what is wrong with this host, and what to do.",
         "why": "Say why this node is idle, its run slow, or why it was removed.",
         "bugreport": "Pack logs and facts for a bug report, without secrets.",
@@ -37,7 +38,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "resume": "Take microbatches again.",
         "set": "Show or change caps, schedule and pauses of the running node.",
         "drain": "Finish what is in hand and leave the run.",
-        "credit": "Show what this host has done for runs, and draw a card of it.",
+        "credit": "Show what this host has done for runs.",
         "receipts": "Show what this host has contributed; verify what others say.",
     },
     "Organisers": {
@@ -74,11 +75,24 @@ EVERYDAY = (
 COMMANDS: dict[str, str] = {
     name: line for section in SECTIONS.values() for name, line in section.items()
 }
-"""Each command, and its line in the overview. `<name>` is in `decod.cli.<name>_command`, or in the
-lab."""
+"""Each command, and its line in the overview. `<name>` is in `decod.cli.<name>_command`, in a
+module that `MODULES` names, or in the lab."""
 
-ALIASES = ("plan", "simulate", "study")
+MODULES = {
+    **dict.fromkeys(("resume", "drain"), "pause"),
+    **dict.fromkeys(("why", "doctor", "analyse", "bugreport"), "insight"),
+    **dict.fromkeys(("export", "generate", "evaluate"), "model"),
+    **dict.fromkeys(("token", "node"), "members"),
+    "receipts": "credit",
+    "top": "status",
+}
+"""Commands that share a module: `drain` is in `pause_command`."""
+
+LAB_NAMES = ("plan", "simulate", "study")
 """Commands of `decod lab` that can be typed without `lab`. They are in no overview."""
+
+OLD_NAMES = ("top",)
+"""Commands that have another name now, and still work. They are in no overview."""
 
 
 class LazyGroup(click.Group):
@@ -90,14 +104,14 @@ class LazyGroup(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS and cmd_name not in ALIASES:
+        if cmd_name not in {*COMMANDS, *LAB_NAMES, *OLD_NAMES}:
             return None
-        in_lab = cmd_name == "lab" or cmd_name in ALIASES
+        in_lab = cmd_name == "lab" or cmd_name in LAB_NAMES
         command = _command("lab.cli" if in_lab else "cli", cmd_name)
         if cmd_name == "run":
             assert isinstance(command, click.Group)
             command.add_command(_command("lab.cli", "run_plan"), "plan")
-        name_variables(command, *(["lab"] if cmd_name in ALIASES else []), cmd_name)
+        name_variables(command, *(["lab"] if cmd_name in LAB_NAMES else []), cmd_name)
         return command
 
     @override
@@ -137,7 +151,8 @@ class LazyGroup(click.Group):
 
 def _command(package: str, name: str) -> click.Command:
     """Import a command. Only here does the product know that there is a lab."""
-    command = getattr(importlib.import_module(f"decod.{package}.{name}_command"), name)
+    home = MODULES.get(name, name)
+    command = getattr(importlib.import_module(f"decod.{package}.{home}_command"), name)
     assert isinstance(command, click.Command), name
     return command
 

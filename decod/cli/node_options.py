@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from decod.cli.error_lines import ReportPlace, print_warning
 from decod.cli.options import ADDRESS, AddressType, AutoOrCount, DurationType, WrittenType, words
+from decod.cli.printing import ReportPlace, print_warning
 from decod.config.node_config import (
     CAPACITY_MAX,
     DEFAULT_PORT,

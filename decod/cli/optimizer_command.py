@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.cli.status_command import ANSWER_TIMEOUT_S
 from decod.errors import NotRunningError
 from decod.exit_codes import ExitCode
@@ -66,7 +66,8 @@ def status(*, as_json: bool, state_dir: Path | None) -> int:
 
 
 def _print_status(answer: dict[str, Any], folder: Path) -> None:
-    target, samples = answer["target_batch_size"], answer["samples"]
+    target = answer["target_batch_size"]
+    samples = answer["samples"]
     own = answer["coordinator"] == answer["node_id"]
     # Only who has the run's state coordinates others.
     role = ("coordinates" if answer["level"] else "looks for others") if own else "takes part"

@@ -1,11 +1,18 @@
-"""`decod pause`: the node of this host takes no microbatches for a while, and stays in the run."""
+"""`decod pause`, `resume` and `drain`: the node of this host works less, again, or no more."""
 
+import sys
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from decod.cli.node_options import state_dir_option
+from decod.cli.options import DurationType
+from decod.errors import DecodError, NotRunningError
+from decod.process import takes_a_line
+from decod.texts import clean_text, span
 
 PAUSE_TIMEOUT_S = 20.0
 """Longer than the daemon waits for the leader."""
@@ -44,3 +51,181 @@ def pause(*, free_device: bool, state_dir: Path) -> None:
         click.echo("paused; `decod resume` ends that")
     else:
         click.echo("pausing when the iteration in hand ends; `decod resume` ends that")
+
+
+@click.command()
+@state_dir_option
+def resume(state_dir: Path) -> None:
+    """Take microbatches again, after `decod pause`.
+
+    A node that its schedule or a rule pauses stays paused: see `decod set`.
+
+    \b
+    Examples:
+      decod resume
+      decod resume --state-dir /tmp/relay-1
+
+    To go on with a run after a stop, see `decod leader --resume`.
+    """
+    from decod.cli.status_view import causes_text
+    from decod.daemon.control import ask
+
+    answer = ask(state_dir, {"command": "resume"}, timeout_s=PAUSE_TIMEOUT_S)
+    if answer.get("causes"):
+        click.echo(f"still paused: {causes_text(answer['causes'])}")
+        click.echo("`decod set pause_when=none schedule=always` ends that, too")
+    elif answer.get("device_free"):
+        click.echo("this node joins the run again, and takes microbatches when it has its state")
+    elif answer.get("capacity"):
+        click.echo("this node takes microbatches")
+    else:
+        click.echo("this node takes microbatches when the iteration in hand ends")
+
+
+_ANSWER_TIMEOUT_S = 5.0
+
+_END_TIMEOUT_S = 90_000.0
+"""Longer than any drain timeout, which the daemon itself enforces. A leader may take longer."""
+
+_ENDED_MEANWHILE = "E-RUN-007"
+
+_INTERVAL_S = 1.0
+"""Time between two looks at what a leaving node waits for."""
+
+_LOOKS_PER_LINE = 10
+"""Of these looks, one makes a line where there is no terminal."""
+
+
+@click.command()
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=DurationType(minimum_s=0.0),
+    metavar="TIME",
+    help="Longest that it may take; then the node goes at once. As the daemon was told, if absent.",
+)
+@click.option("--end-run", is_flag=True, help="At the leader: end the run for everybody.")
+@click.option("--no-wait", is_flag=True, help="Return at once; the node leaves by itself.")
+@click.option("--yes", is_flag=True, help="Do not ask, even if the run loses a stage, or ends.")
+@state_dir_option
+def drain(
+    *, timeout_s: float | None, end_run: bool, no_wait: bool, yes: bool, state_dir: Path
+) -> None:
+    """Finish what is in hand and leave the run, as Ctrl-C does.
+
+    \b
+    Examples:
+      decod drain
+      decod drain --timeout 5m
+      decod drain --timeout 0s        leave at once: others do its part again
+      decod drain --state-dir /tmp/relay-1 --no-wait
+      decod drain --end-run           at the leader: keep the model and let everybody go
+
+    Waits until the node has left. The last node of a stage stays until somebody else serves it, or
+    its time is up. A leader hands over to another data node; where there is none, or with
+    --end-run, the run ends and its model is kept. If the run loses a stage or ends, the command
+    says so first, and asks on a terminal.
+    """
+    from decod.daemon.control import ask
+
+    request: dict[str, Any] = {"command": "drain", "wait": not no_wait}
+    asked: dict[str, Any] = {"command": "leaving"}
+    if timeout_s is not None:
+        request["timeout_s"] = asked["timeout_s"] = timeout_s
+    if end_run:
+        request["end_run"] = True
+    else:
+        _require_will(look_ahead(state_dir, asked), yes=yes)
+    limit_s = _ANSWER_TIMEOUT_S if no_wait else _END_TIMEOUT_S
+
+    def leave() -> dict[str, Any]:
+        try:
+            return ask(state_dir, request, timeout_s=limit_s)
+        except NotRunningError as error:
+            if error.code != _ENDED_MEANWHILE:
+                raise
+            return {"detail": "the daemon has ended"}
+
+    answer = leave() if no_wait else _counting(leave, lambda: look_ahead(state_dir, asked))
+    detail = answer.get("detail")
+    click.echo(f"left the run: {clean_text(detail)}" if detail else "leaving the run")
+    if unkept := answer.get("unkept"):
+        click.echo(clean_text(unkept), err=True)
+
+
+def tell_cost(state_dir: Path) -> None:
+    """Tell what leaving means for the run, before a service stops the node of a folder."""
+    if means := look_ahead(state_dir, {"command": "leaving"}).get("means"):
+        click.echo(clean_text(means, limit=1000), err=True)
+
+
+def look_ahead(state_dir: Path, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what leaving means for the run, as the node says it; empty if none can say it."""
+    from decod.daemon.control import ask
+
+    try:
+        return ask(state_dir, dict(asked), timeout_s=_ANSWER_TIMEOUT_S)
+    except DecodError:
+        # What is wrong shows when the node is asked to leave.
+        return {}
+
+
+def _require_will(outlook: Mapping[str, Any], *, yes: bool) -> None:
+    """Tell what leaving means. On a terminal, ask if it is worth asking.
+
+    Raises:
+        Abort: The answer is no.
+    """
+    if means := outlook.get("means"):
+        click.echo(clean_text(means, limit=1000), err=True)
+    if outlook.get("is_grave") and not yes and sys.stdin is not None and sys.stdin.isatty():
+        click.confirm("leave all the same?", default=False, abort=True, err=True)
+
+
+def _counting(
+    leave: Callable[[], dict[str, Any]], look: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Leave, and show meanwhile for what the node waits and for how long it may."""
+    ended = threading.Event()
+    results = list[dict[str, Any] | BaseException]()
+
+    def work() -> None:
+        try:
+            results.append(leave())
+        except BaseException as error:  # noqa: BLE001 - raised below, where it is caught.
+            results.append(error)
+        ended.set()
+
+    # It does not keep the process from ending at Ctrl-C.
+    threading.Thread(target=work, daemon=True).start()
+    on_terminal = sys.stderr.isatty()
+    num_shown = 0
+    try:
+        while not ended.wait(_INTERVAL_S):
+            text = _waited_for(look())
+            if text and on_terminal:
+                click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+            elif text and num_shown % _LOOKS_PER_LINE == 0 and takes_a_line(sys.stderr):
+                click.echo(text, err=True)
+            num_shown += 1
+    except KeyboardInterrupt:
+        click.echo("the node leaves all the same; `decod status` shows when it is gone", err=True)
+        raise
+    finally:
+        if on_terminal and num_shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
+    if isinstance(results[0], BaseException):
+        raise results[0]
+    return results[0]
+
+
+def _waited_for(outlook: Mapping[str, Any]) -> str:
+    """Return a line on what a leaving node waits for; empty if it does not say."""
+    left_s = outlook.get("left_s")
+    stage = outlook.get("stage")
+    if not isinstance(left_s, int | float):
+        return ""
+    what = "finishing what is in hand"
+    if stage is not None:
+        what = f"waiting for another member of stage {clean_text(stage)}"
+    return f"{what}: leaves in {span(left_s)} at the latest"

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from decod.cli.error_lines import print_warning
 from decod.cli.options import RUN_FILE, data_option, run_file_argument
-from decod.cli.progress_bar import progress
+from decod.cli.printing import print_warning, progress
 from decod.errors import ConfigError
 from decod.paths import full_path
 
@@ -24,7 +23,7 @@ SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktails
 """Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
 
 _CORPUS = "corpus"
-"""Where a run file that is written for a model expects its data: beside itself."""
+"""The folder in which a run file that is written for a model expects its data: beside itself."""
 
 MODEL_PRESET_NAMES = ("gpt2", "qwen2.5-0.5b", "qwen3-0.6b", "llama-1b", "llama-8b")
 """Keys of `decod.config.presets.MODEL_PRESETS`."""
@@ -103,7 +102,8 @@ def init(path: Path, *, force: bool, presets: tuple[str, ...], folder: Path | No
     if folder is None:
         click.echo(f"wrote {path}; next: {_next_command(presets)} {path}")
         return
-    model, file = shlex.quote(str(folder)), shlex.quote(str(path))
+    model = shlex.quote(str(folder))
+    file = shlex.quote(str(path))
     corpus = shlex.quote(str(path.parent / _CORPUS))
     click.echo(f"wrote {path}")
     click.echo(f"next: decod data prepare {corpus} PATH... --tokenizer {model}")

@@ -15,13 +15,12 @@ from typing import Any, NoReturn
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
-from decod.cli.drain_command import tell_cost
-from decod.cli.environment import given_by_environment, name_variables
-from decod.cli.error_lines import print_warning
 from decod.cli.join_command import join
 from decod.cli.leader_command import leader
 from decod.cli.node_options import join_string_of, node_config
-from decod.cli.options import words
+from decod.cli.options import given_by_environment, name_variables, words
+from decod.cli.pause_command import tell_cost
+from decod.cli.printing import print_warning
 from decod.cli.service_unit import Service, render_unit, state_dir_in, system_state_dir
 from decod.config.node_config import RESUME_AUTO, NodeConfig, invoking_user
 from decod.config.secret import write_join_string
@@ -151,7 +150,7 @@ class Manager:
 
 
 def booted() -> bool:
-    """Whether systemd runs this machine."""
+    """Return whether systemd runs this machine."""
     return _BOOTED.is_dir()
 
 
@@ -217,7 +216,8 @@ def install(
         click.echo(text, nl=False)
         return
     owner = None if user is None else (user.pw_uid, user.pw_gid)
-    path, join_path = manager.unit_path(unit), manager.join_path(unit)
+    path = manager.unit_path(unit)
+    join_path = manager.join_path(unit)
     try:
         if asked.join_string is not None:
             join_path.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +266,8 @@ def _parsed(command: Sequence[str], manager: Manager, unit: str) -> _Asked:
     name_variables(wrapped, name)
     context = wrapped.make_context(f"decod {name}", list(rest))
     raw = _texts_of(context, rest)
-    given, node = context.params, node_config(context.params)
+    given = context.params
+    node = node_config(context.params)
     if given.get("dry_run"):
         raise click.UsageError("a dry run ends at once, and can't be a service")
     if given.get("begins_anew"):
@@ -515,7 +516,7 @@ def status(unit: str, *, of_system: bool | None) -> int:
 
 
 _SHOWN = "ActiveState,SubState,Result,UnitFileState,StateChangeTimestamp"
-"""What systemd is asked about a service."""
+"""The properties of a service that systemd is asked for."""
 
 
 @service.command()

@@ -117,7 +117,7 @@ class Service:
     """Further folders to which the node writes."""
     drain_timeout_s: float
     uses_cuda: bool = False
-    """Whether the node computes with CUDA if CUDA works."""
+    """True if the node computes with CUDA if CUDA works."""
 
     @property
     def leads(self) -> bool:
@@ -125,7 +125,7 @@ class Service:
 
     @property
     def manages_state_dir(self) -> bool:
-        """Whether systemd creates the state folder."""
+        """Return whether systemd creates the state folder."""
         return self.user is not None and self.state_dir == system_state_dir(self.unit)
 
 

@@ -47,7 +47,8 @@ def set(assignments: tuple[str, ...], state_dir: Path) -> None:  # noqa: A001 - 
     shown = [each for each in answer["settings"] if not values or each["name"] in values]
     width = max((len(clean_text(each["value"])) for each in shown), default=0)
     for each in shown:
-        value, name = clean_text(each["value"], limit=1000), clean_text(each["name"])
+        value = clean_text(each["value"], limit=1000)
+        name = clean_text(each["name"])
         origin = _ORIGINS.get(each["origin"], "?").format(option=clean_text(each["option"]))
         said = clean_text(each["counts"], limit=200) if values else f"({origin})"
         click.echo(f"{name:<14} {value:<{width}}  {said}")

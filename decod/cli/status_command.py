@@ -15,12 +15,13 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.errors import DecodError, NotRunningError
 from decod.exit_codes import ExitCode
 
 ANSWER_TIMEOUT_S = 5.0
 OTHERS_TIMEOUT_S = 2.0
+WATCH_INTERVAL_S = 2.0
 WATCH_INTERVAL_MIN_S = 0.2
 
 Status = Mapping[str, Any]
@@ -33,7 +34,7 @@ Status = Mapping[str, Any]
     "interval_s",
     type=DurationType(minimum_s=WATCH_INTERVAL_MIN_S),
     is_flag=False,
-    flag_value="2s",
+    flag_value=f"{WATCH_INTERVAL_S:.0f}s",
     metavar="[=2s]",
     help="Look again and again, until Ctrl-C.",
 )
@@ -59,25 +60,37 @@ def status(
     --check it exits with 8 if one runs but does not
     train.
     """
-    from decod.daemon.control import ask
-
     if check and interval_s is not None:
         raise click.UsageError("--check gives one answer: leave out --watch")
-
-    def read() -> Status:
-        return ask(state_dir, {"command": "status"}, timeout_s=ANSWER_TIMEOUT_S)
-
     show = Show(as_json=as_json, flows=with_flows)
     if interval_s is not None:
-        return watch(read, show, pause=lambda: time.sleep(interval_s))
+        return watch(lambda: _read(state_dir), show, pause=lambda: time.sleep(interval_s))
     try:
-        answer = read()
+        answer = _read(state_dir)
     except NotRunningError:
         if not as_json:
             _tell_of_others(state_dir)
         raise
     print_status(answer, show)
     return ExitCode.DEGRADED if check and not is_well(answer) else ExitCode.OK
+
+
+@click.command(hidden=True)
+@state_dir_option
+def top(state_dir: Path) -> int:
+    """Look at the run again and again, as `decod status --watch` does.
+
+    \b
+    Examples:
+      decod status --watch
+    """
+    return watch(lambda: _read(state_dir), Show(), pause=lambda: time.sleep(WATCH_INTERVAL_S))
+
+
+def _read(state_dir: Path) -> Status:
+    from decod.daemon.control import ask
+
+    return ask(state_dir, {"command": "status"}, timeout_s=ANSWER_TIMEOUT_S)
 
 
 def _tell_of_others(state_dir: Path) -> None:
@@ -104,7 +117,7 @@ def _tell_of_others(state_dir: Path) -> None:
 
 
 def is_well(answer: Status) -> bool:
-    """Whether the run trains and this node takes part in it."""
+    """Return whether the run trains and this node takes part in it."""
     return answer.get("run_state") in {"training", "aggregating"} and answer.get("state") in {
         "training",
         "aggregating",

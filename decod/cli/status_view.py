@@ -89,7 +89,8 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
 
 def _time_lines(status: Mapping[str, Any]) -> list[Text]:
     """Return a line on how long the run goes on already, what it has learnt from, what is left."""
-    age_s, left_s = number_in(status, "age_s"), number_in(status, "left_s")
+    age_s = number_in(status, "age_s")
+    left_s = number_in(status, "left_s")
     num_tokens = number_in(status, "num_tokens")
     pieces = []
     if age_s is not None:
@@ -174,21 +175,17 @@ def _work_lines(status: Mapping[str, Any]) -> list[RenderableType]:
     """Return lines on what this host has done, if it has done anything."""
     lines: list[RenderableType] = []
     if (credit := mapping_in(status, "credit")).get("num_microbatches"):
-        lines.append(_credit_line(credit))
+        lines.append(Text(f"You did {credit_of(credit)}", style="bold"))
     if (contributed := mapping_in(status, "contributed")).get("num_microbatches"):
         data = mapping_in(status, "node").get("role") == "data"
         lines.append(_contributed_line(contributed, data=data))
     return lines
 
 
-def _credit_line(credit: Mapping[str, Any]) -> Text:
-    """Return a line on what the nodes of this folder have done in all runs."""
-    return Text(f"You did {credit_of(credit)}", style="bold")
-
-
 def _contributed_line(contributed: Mapping[str, Any], *, data: bool) -> Text:
     """Return a line on what a node, perhaps a data node, has contributed, and who says so."""
-    num, tokens = contributed.get("num_microbatches"), contributed.get("num_tokens")
+    num = contributed.get("num_microbatches")
+    tokens = contributed.get("num_tokens")
     line = f"contributed: {number_text(num, ',')} microbatches, {_amount(tokens)} tokens"
     vouched = contributed.get("num_vouched")
     if data:
@@ -207,7 +204,8 @@ def _amount(number: object) -> str:
 
 def _audits_line(audits: Mapping[str, Any]) -> Text:
     """Return a line on how much of the relays' work was done again, and what came of it."""
-    num, worked = audits.get("num_audited"), audits.get("num_worked")
+    num = audits.get("num_audited")
+    worked = audits.get("num_worked")
     share = None
     if isinstance(num, int) and isinstance(worked, int) and worked:
         share = 100 * num / worked
@@ -368,7 +366,8 @@ def _stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
 
 def _role(node: Mapping[str, Any], of_stage: Sequence[Mapping[str, Any]]) -> str:
     """Return what a node is: of a server, which kind it is, unless it is its stage's only one."""
-    duty, role = text_in(node, "duty"), text_in(node, "role")
+    duty = text_in(node, "duty")
+    role = text_in(node, "role")
     if duty != "-":
         # The only server of a stage has both duties.
         is_only = sum(text_in(other, "duty") != "-" for other in of_stage) == 1
@@ -403,14 +402,16 @@ def flow_rows(
     """Return number, cost in seconds and path of flows, the cheapest first, equal ones in one."""
     rows: dict[str, tuple[float, int]] = {}
     for flow in flows:
-        path, costs = flow.get("path"), flow.get("costs_s")
+        path = flow.get("path")
+        costs = flow.get("costs_s")
         if not isinstance(path, list) or not isinstance(costs, list) or not path:
             continue
         pieces = [_called(path[0], names)]
         numbers = [cost for cost in costs if isinstance(cost, int | float)]
         for node_id, cost in zip(path[1:], numbers, strict=False):
             pieces.append(f"-{number_text(1e3 * cost, ',.0f')}> {_called(node_id, names)}")
-        total, count = sum(numbers), rows.get(" ".join(pieces), (0.0, 0))[1]
+        total = sum(numbers)
+        count = rows.get(" ".join(pieces), (0.0, 0))[1]
         rows[" ".join(pieces)] = (total, count + 1)
     in_order = sorted(rows.items(), key=lambda row: row[1][0])
     return [(count, total, text) for text, (total, count) in in_order]

@@ -61,7 +61,8 @@ class TextModel:
 
         An empty one begins where a document does: with its first token, or with the end of another.
         """
-        bos_id, eos_id = self._tokenizer.bos_id, self._tokenizer.eos_id
+        bos_id = self._tokenizer.bos_id
+        eos_id = self._tokenizer.eos_id
         ids = [] if bos_id is None else [bos_id]
         return ids + self._tokenizer.encode(prompt) or ([] if eos_id == NO_EOS else [eos_id])
 
@@ -104,7 +105,8 @@ def _tokenizer(folder: Path, stop_ids: list[int]) -> FileTokenizer:
             fix="put the one there with which the model was trained, or export the model again",
             code="E-DAT-044",
         )
-    content, stated = read_tokenizer_file(path), stated_end(folder)
+    content = read_tokenizer_file(path)
+    stated = stated_end(folder)
     eos: str | int | None = stop_ids[0] if stop_ids else stated.eos
     return FileTokenizer(
         content,

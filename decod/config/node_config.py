@@ -160,7 +160,7 @@ class NodeConfig:
     listen_port: int = DEFAULT_PORT
     """TCP and UDP port. 0: the system chooses a free one."""
     moves_port: bool = False
-    """Whether one of the next ports is as good if `listen_port` is in use: the operator has chosen
+    """True if one of the next ports is as good if `listen_port` is in use: the operator has chosen
     none. Only for volunteers: the address of a data node stands in join strings."""
     advertise: str | None = None
     """HOST:PORT under which others reach this node, if it is not the address on which it listens:
@@ -170,12 +170,13 @@ class NodeConfig:
     otherwise. A named device is used, or the node does not start. With several, such as
     `cuda:0,cuda:1`, each computes some sequences of every microbatch."""
     spread: Spread = Spread.AUTO
-    """Whether each of several devices holds all of the stage (`copy`) or a part (`shard`). Then the
-    optimizer is in the host's memory. `auto` is `shard` if the stage does not fit otherwise."""
+    """The choice whether each of several devices holds all of the stage (`copy`) or a part
+    (`shard`). Then the optimizer is in the host's memory. `auto` is `shard` if the stage does not
+    fit otherwise."""
     capacity: int | None = None
     """Microbatches held in memory at a time, 1 to 4096. Absent: derived from free memory."""
     recompute: Recompute = Recompute.AUTO
-    """Whether a backward pass computes its forward pass again, so that only a microbatch's input
+    """True if a backward pass computes its forward pass again, so that only a microbatch's input
     stays in memory between them. A third more work of the device, and the same numbers."""
     num_threads: int | None = None
     """Threads of the compute process on the CPU, 1 to 1024. Absent: torch decides."""
@@ -191,7 +192,8 @@ class NodeConfig:
     """Most that the state folder may hold, at least 64 MiB: states and checkpoints that would
     exceed it are not written. Absent: no limit, but as much as is written stays free."""
     schedule: WorkHours | None = None
-    """When this node works; outside it is paused. Absent: always. Only for volunteers."""
+    """The hours in which this node works; outside it is paused. Absent: always. Only for
+    volunteers."""
     pause_when: tuple[PauseRule, ...] | None = None
     """Causes for which this node pauses by itself. Absent: `DEFAULT_PAUSE_RULES`. Only for
     volunteers."""
@@ -205,12 +207,12 @@ class NodeConfig:
     """Path or URL of the store of checkpoints that this node shares with the leader and others. A
     path may differ from host to host. Absent: checkpoints lie on the leader's disk."""
     rejoins: bool = True
-    """Whether the node joins again by itself when the run has gone on without it. Otherwise the
+    """True if the node joins again by itself when the run has gone on without it. Otherwise the
     command ends with exit code 75, for a service manager that starts it again."""
     maps_port: bool = True
-    """Whether to ask a router to map the port if others can't reach this node."""
+    """True to ask a router to map the port if others can't reach this node."""
     passes_on: bool | None = None
-    """Whether this node passes on connections between members of which neither can be dialled.
+    """True if this node passes on connections between members of which neither can be dialled.
     Absent: data nodes do, volunteers don't."""
     name: str | None = None
     """Shown to others in `decod status`. Absent: derived from the node's id."""
@@ -222,7 +224,7 @@ class NodeConfig:
     """Project of Weights & Biases to which a leader sends loss and rates. Absent: none."""
 
     serves_page: bool = True
-    """Whether this node serves the run's page and its metrics over HTTP."""
+    """True if this node serves the run's page and its metrics over HTTP."""
     page_host: str = PAGE_HOST
     """Address for that. Whoever can reach it can read the names of the run's nodes."""
     page_port: int | None = None

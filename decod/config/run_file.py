@@ -236,7 +236,9 @@ def load_run_file(path: Path) -> RunFile:
     lines = locate_keys(text)
     try:
         sections = build(_Sections, with_usual(values))
-        run = RunConfig(**{name: getattr(sections, name) for name in _run_fields()})
+        run = RunConfig(
+            **{name: getattr(sections, name) for name in RunConfig.__dataclass_fields__}
+        )
         validate(run)
     except MirrorError as error:
         raise _explain(error.problems, lines, path) from None
@@ -274,10 +276,6 @@ def _absolute(folder: str, path: Path) -> str:
     place = Path(folder)
     # A `~` is this user's home, and anything else is beside the run file.
     return str(full_path(place) if folder.startswith("~") else absolute_path(path).parent / place)
-
-
-def _run_fields() -> list[str]:
-    return list(RunConfig.__dataclass_fields__)
 
 
 def _read_text(path: Path) -> str:

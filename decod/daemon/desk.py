@@ -11,15 +11,13 @@ from typing import Any, Protocol
 from decod.config.node_config import NodeConfig
 from decod.config.node_settings import (
     SETTINGS,
-    SETTINGS_FILE,
     UNSET,
     Setting,
     given_in,
     parse_setting,
-    read_settings,
     with_values,
-    write_settings,
 )
+from decod.config.settings_file import SETTINGS_FILE, read_settings, write_settings
 from decod.daemon.frontend import Frontend
 from decod.daemon.pausing.keeper import Pausable, Pausing
 from decod.errors import ConfigError

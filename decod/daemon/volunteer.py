@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decod.config.node_config import NodeConfig
-from decod.config.node_settings import given_in, read_settings, with_values
+from decod.config.node_settings import given_in, with_values
 from decod.config.schema import Manifest
+from decod.config.settings_file import read_settings
 from decod.daemon.checkpointing import store_of
 from decod.daemon.contact import Contact, find_run, patiently
 from decod.daemon.demands import (

@@ -251,7 +251,7 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
             return
         self.post(lp.StateCame(effect.height))
         self._loading = (effect.height, found)
-        self._num_loads = self._num_loads + 1
+        self._num_loads += 1
         self._ports.tell_loop(
             "load_state",
             request=self._num_loads,

@@ -657,7 +657,7 @@ class _Check:
         else:
             found.num_unsigned += 1
         found.head = found.head.after(raw.text)
-        found.num_lines = found.num_lines + 1
+        found.num_lines += 1
         found.first = found.first or line.time
         found.last = line.time
         found.is_closed = line.event == CLOSED

@@ -232,7 +232,7 @@ class RecordStore:
         if held is not None and held.rank >= record.rank:
             return True
         if held is None and len(self._records) >= self._records_max:
-            self._drop_dead()
+            self._records = {k: r for k, r in self._records.items() if self._reader.is_live(r)}
             if len(self._records) >= self._records_max:
                 self._counters.add("dht.full", source)
                 return False
@@ -246,9 +246,6 @@ class RecordStore:
             del self._records[key]
             return None
         return record
-
-    def _drop_dead(self) -> None:
-        self._records = {k: r for k, r in self._records.items() if self._reader.is_live(r)}
 
 
 def is_equivocal(one: Record, other: Record) -> bool:

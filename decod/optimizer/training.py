@@ -64,27 +64,27 @@ class Samples:
 
     def take_back(self, num_samples: int) -> None:
         """A round went on without a contribution of this host."""
-        self.outstanding = self.outstanding + num_samples
-        self.lent = self.lent - num_samples
+        self.outstanding += num_samples
+        self.lent -= num_samples
 
     def use_lent(self, num_samples: int) -> None:
         """A round included a contribution of this host."""
-        self.contributed = self.contributed + num_samples
-        self.lent = self.lent - num_samples
+        self.contributed += num_samples
+        self.lent -= num_samples
 
     def use_outstanding(self) -> None:
         """This host alone has taken a step with what was outstanding."""
-        self.contributed = self.contributed + self.outstanding
+        self.contributed += self.outstanding
         self.outstanding = 0
 
     def forget_outstanding(self) -> None:
         """Count what was outstanding as dropped."""
-        self.dropped = self.dropped + self.outstanding
+        self.dropped += self.outstanding
         self.outstanding = 0
 
     def forget_lent(self) -> None:
         """Count what was lent as dropped."""
-        self.dropped = self.dropped + self.lent
+        self.dropped += self.lent
         self.lent = 0
 
     def to_json(self) -> dict[str, int]:

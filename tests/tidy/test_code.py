@@ -20,8 +20,8 @@ PRODUCT_FILES_MAX = 720
 
 # The only places that may look at the environment.
 ENVIRONMENT_READERS = (
-    "decod/cli/environment.py",
-    "decod/cli/error_lines.py",
+    "decod/cli/options.py",
+    "decod/cli/printing.py",
     "decod/config/",
     "decod/daemon/",
     "decod/worker/",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.errors import ConfigError
 from decod.lab.cli.plan_options import json_option, path_type, seed_option
 from decod.lab.cli.plan_words import bottleneck_text

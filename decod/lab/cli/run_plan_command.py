@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decod.cli.options import run_file_argument
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.config.node_config import DEVICES_MAX
 from decod.errors import ConfigError
 from decod.lab.cli.plan_options import json_option, path_type, seed_option

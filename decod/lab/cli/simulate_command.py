@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.lab.sim.layouts import ROUTING_NAMES
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import click
 
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.errors import ConfigError
 from decod.lab.sim.layouts import with_routing
 

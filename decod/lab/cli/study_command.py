@@ -2,7 +2,7 @@
 
 import click
 
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 
 
 @click.group(no_args_is_help=True)

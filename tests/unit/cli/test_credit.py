@@ -1,9 +1,7 @@
-"""`decod credit`: the table, its JSON, and the card."""
+"""`decod credit`: the table and its JSON."""
 
 import json
-import re
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -14,7 +12,6 @@ from decod.journal.credit import Credit, CreditRows, EarlierRuns, RunCredit
 from decod.journal.credit_file import FILE_NAME, CreditLedger
 
 RUN_ID = "r" * 26
-NASTY = "</text><script>alert('1')</script>&\"\x1b[31m\u202e"
 
 
 def work_in(folder: Path, run_id: str = RUN_ID, *, name: str = "gpt", node: str = "otter") -> Path:
@@ -64,8 +61,6 @@ def test_folders_are_added_up_each_once(tmp_path: Path, capsys: pytest.CaptureFi
 def test_nothing_done_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--state-dir", tmp_path) == 0
     assert "nothing is counted yet" in capsys.readouterr().out
-    assert run("--state-dir", tmp_path, "--card", tmp_path / "card.svg") == ExitCode.DATA
-    assert not (tmp_path / "card.svg").exists()
 
 
 def test_work_in_earlier_runs_alone_is_counted() -> None:
@@ -85,32 +80,3 @@ def test_a_damaged_ledger_is_an_error_and_one_set_aside_a_warning(
     CreditLedger(tmp_path).save()
     assert run("--state-dir", tmp_path) == 0
     assert f"{FILE_NAME}.damaged-1" in capsys.readouterr().err
-
-
-def test_the_card_is_whole_accessible_and_escaped(tmp_path: Path) -> None:
-    card = tmp_path / "card.svg"
-    work_in(tmp_path, name=NASTY, node=NASTY)
-    assert run("--state-dir", tmp_path, "--card", card) == 0
-    text = card.read_text()
-    root = ET.fromstring(text)
-    space = "{http://www.w3.org/2000/svg}"
-    assert {each.tag.removeprefix(space) for each in root.iter()} == {
-        *("svg", "title", "desc", "style", "rect", "text")
-    }
-    ids = {each.get("id") for each in root.iter()}
-    assert root.get("role") == "img"
-    assert {*(root.get("aria-labelledby") or "").split()} <= ids
-    assert "12,431 microbatches" in (root.findtext(f"{space}desc") or "")
-    assert "prefers-color-scheme: dark" in text
-    # It needs no other file, and runs nothing.
-    assert re.findall(r"https?://[^\"]+", text) == ["http://www.w3.org/2000/svg"]
-    assert not re.search(r"url\(|@import|href|<script|\x1b", text)
-
-
-def test_a_card_that_can_not_be_written_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work_in(tmp_path)
-    card = tmp_path / "missing" / "card.svg"
-    assert run("--state-dir", tmp_path, "--card", card) == ExitCode.HARDWARE
-    assert "E-HW-015" in capsys.readouterr().err

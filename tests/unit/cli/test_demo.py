@@ -26,8 +26,15 @@ from decod.cli.demo_command import (
     spare_relays,
     summary,
 )
-from decod.cli.demo_nodes import Child, DemoError, Fleet, interrupted_by_signals
-from decod.cli.demo_progress import DemoCommit, PlainDisplay, parse_progress
+from decod.cli.demo_nodes import (
+    Child,
+    DemoCommit,
+    DemoError,
+    Fleet,
+    PlainDisplay,
+    interrupted_by_signals,
+    parse_progress,
+)
 from decod.config.run_file import render_run_file
 
 FAKE = Path(__file__).with_name("fake_decod.py")

@@ -8,9 +8,9 @@ import click
 import pytest
 
 from decod.cli import demo_nodes
-from decod.cli.environment import environment_of_nodes, variables_of
 from decod.cli.main import COMMANDS, cli, main
 from decod.cli.node_options import node_config
+from decod.cli.options import environment_of_nodes, variables_of
 from decod.cli.service_command import Manager, _parsed
 from tests.support.machines import ROOT
 

@@ -15,10 +15,10 @@ import pytest
 
 import decod.cli
 from decod import __version__
-from decod.cli import standard_output as output
+from decod.cli import printing as output
 from decod.cli.main import COMMANDS, EVERYDAY, SECTIONS, cli, main
 from decod.cli.node_options import state_dir_option
-from decod.cli.standard_output import json_text
+from decod.cli.printing import json_text
 from decod.daemon.node_folder import StateFolder
 from decod.errors import ConfigError, DecodError, HardwareError, NotRunningError
 from decod.exit_codes import ExitCode
@@ -89,13 +89,19 @@ def test_the_whole_help_has_each_command_in_one_section(capsys: pytest.CaptureFi
 
 
 def test_no_command_is_forgotten_in_the_help() -> None:
-    """A module of the command line that has a command of its own name is listed."""
+    """Each command of a module is listed, unless it is below another one or hidden."""
     found = set()
     for module in pkgutil.iter_modules(decod.cli.__path__):
-        name = module.name.removesuffix("_command")
-        command = getattr(importlib.import_module(f"decod.cli.{module.name}"), name, None)
-        if isinstance(command, click.Command) and name != module.name:
-            found.add(name)
+        if not module.name.endswith("_command"):
+            continue
+        commands = {
+            name: value
+            for name, value in vars(importlib.import_module(f"decod.cli.{module.name}")).items()
+            if isinstance(value, click.Command) and not value.hidden
+        }
+        groups = [each for each in commands.values() if isinstance(each, click.Group)]
+        below = {id(child) for group in groups for child in group.commands.values()}
+        found |= {name for name, command in commands.items() if id(command) not in below}
     assert found | {"lab"} == set(COMMANDS)
 
 

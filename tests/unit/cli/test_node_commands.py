@@ -378,7 +378,7 @@ def test_draining_counts_down(
         return {"means": "", "is_grave": False, "stage": stage, "left_s": 41.3}
 
     monkeypatch.setattr("decod.daemon.control.ask", ask)
-    monkeypatch.setattr("decod.cli.drain_command._INTERVAL_S", 0.01)
+    monkeypatch.setattr("decod.cli.pause_command._INTERVAL_S", 0.01)
     assert main(["drain"]) == 0
     told = capsys.readouterr()
     assert told.out == "left the run: time was up\n"

@@ -14,8 +14,8 @@ from typing import NoReturn
 import click
 import pytest
 
-from decod.cli.environment import variables_of
 from decod.cli.main import COMMANDS, cli, main
+from decod.cli.options import variables_of
 from decod.errors import HardwareError
 from decod.exit_codes import ExitCode
 
@@ -146,7 +146,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "decod.cli.demo_command.play",
         "decod.lab.study.study_runs.run_grid",
         "decod.insight.doctor.examine",
-        "decod.cli.bugreport_command._collect",
+        "decod.cli.insight_command._collect",
     ):
         monkeypatch.setattr(target, not_here)
     return tmp_path

@@ -6,8 +6,8 @@ from functools import partial
 
 import pytest
 
-from decod.cli import progress_bar as module
-from decod.cli.progress_bar import LINE_INTERVAL_S, progress, waiting
+from decod.cli import printing as module
+from decod.cli.printing import LINE_INTERVAL_S, progress, waiting
 
 MIB = 1 << 20
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import pytest
 
+from decod.cli import status_command
 from decod.cli.main import main
 from decod.cli.options import DurationType
 from decod.cli.status_command import Show, is_well, watch
@@ -265,6 +266,25 @@ def test_watching_prints_block_after_block_and_ends_with_ctrl_c(
     assert watch(lambda: answers.pop(0), Show(as_json=True), pause=pause) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["iteration"] for line in lines] == [1, 2]
+
+
+def test_top_is_another_name_of_watching(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    waits = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status_command, "_read", lambda _: status_answer())
+    monkeypatch.setattr(status_command.time, "sleep", sleep)
+    shown = []
+    for words in (["top"], ["status", "--watch"]):
+        assert main([*words, "--state-dir", str(tmp_path)]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] == shown[1] != ""
+    assert waits == [2.0, 2.0]
 
 
 def test_watching_ends_with_the_daemon() -> None:

@@ -7,17 +7,9 @@ from pathlib import Path
 import pytest
 
 from decod.config.node_config import NodeConfig
-from decod.config.node_settings import (
-    SETTINGS,
-    SETTINGS_FILE,
-    SettingsFile,
-    given_in,
-    parse_setting,
-    read_settings,
-    with_values,
-    write_settings,
-)
+from decod.config.node_settings import SETTINGS, given_in, parse_setting, with_values
 from decod.config.schedule import PauseRule, WorkHours, read_rules, show_rules
+from decod.config.settings_file import SETTINGS_FILE, SettingsFile, read_settings, write_settings
 from decod.errors import ConfigError
 
 VALUES = {

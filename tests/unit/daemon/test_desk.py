@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from decod.config.node_config import NodeConfig
-from decod.config.node_settings import SETTINGS, SETTINGS_FILE
+from decod.config.node_settings import SETTINGS
 from decod.config.schedule import PauseRule, WorkHours
+from decod.config.settings_file import SETTINGS_FILE
 from decod.daemon.desk import Desk
 from decod.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from decod.cli import bugreport_command as command
+from decod.cli import insight_command as command
 from decod.cli.main import main
 from decod.errors import NotRunningError
 from decod.exit_codes import ExitCode

@@ -1,12 +1,14 @@
-"""`decod generate`: text from an exported model, or from the model that this host's run trains."""
+"""`decod export`, `generate` and `evaluate`: the model as a folder, as text, and as a number."""
 
 import fcntl
 import math
 import os
 import secrets
+import shlex
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,13 +18,54 @@ from typing import TYPE_CHECKING, Any
 import click
 from typing_extensions import override
 
-from decod.cli.error_lines import print_warning, use_color
 from decod.cli.node_options import device_option, state_dir_option
+from decod.cli.options import CORPUS
+from decod.cli.printing import json_text, print_warning, use_color, waiting
 from decod.config.node_config import check_device
-from decod.errors import NotRunningError
+from decod.errors import ConfigError, NotRunningError
 from decod.model.sampling import Sampling
 from decod.paths import full_path
 from decod.texts import clean_text
+
+_TIMEOUT_S = 3600.0
+"""Long, since the weights of all stages travel to this host, maybe over slow links."""
+
+
+@click.command()
+@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help="Write into a folder that holds files already.")
+@state_dir_option
+def export(out: Path, state_dir: Path, *, force: bool) -> None:
+    """Write the model into the folder OUT, in Hugging Face's format.
+
+    \b
+    Examples:
+      decod export ./model
+      decod export ./model --state-dir /tmp/leader
+
+    Asks the leader, which runs on this host; all weights are those of one committed iteration, and
+    training goes on. OUT gets config.json and model.safetensors, the tokenizer, and a model card.
+    """
+    from decod.daemon.control import ask
+
+    folder = full_path(out)
+    if not force and folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty",
+            why="what is there could be replaced",
+            fix="give another folder, or --force to write into this one",
+            code="E-CFG-048",
+        )
+    request = {"command": "export", "path": str(folder)}
+    with waiting("the leader puts the model together"):
+        answer = ask(state_dir, request, timeout_s=_TIMEOUT_S)
+    iteration = clean_text(answer.get("iteration"))
+    path = clean_text(answer.get("path", request["path"]), limit=4096)
+    click.echo(f"iteration {iteration} is in {path}")
+    click.echo(f'next: decod generate --model {shlex.quote(path)} "Once upon a time"')
+    if missing := answer.get("missing"):
+        print_warning(f"the model there has {missing}")
+
 
 if TYPE_CHECKING:
     from decod.cli.text_model import TextModel
@@ -131,7 +174,8 @@ def generate(
     check_device(device)
     if interactive == (prompt is not None):
         raise click.UsageError("give a PROMPT, - for standard input, or --interactive")
-    num_tokens, seed = options.pop("max_tokens"), options.pop("seed")
+    num_tokens = options.pop("max_tokens")
+    seed = options.pop("seed")
     sampling = Sampling(seed=secrets.randbits(32) if seed is None else seed, **options)
     # Read before the model is loaded, so that a mistake shows at once.
     text = None if prompt is None else _text_of(prompt)
@@ -214,7 +258,8 @@ def _leaders_model(state_dir: Path, device: str) -> "TextModel":
         _yield_to_training()
         # The run may need all of the GPU's memory.
         found = TextModel(folder, "cpu" if device == "auto" else device)
-    iteration, run = clean_text(answer.get("iteration")), clean_text(answer.get("run"))
+    iteration = clean_text(answer.get("iteration"))
+    run = clean_text(answer.get("run"))
     _tell(f"model of iteration {iteration} of run {run}, on {found.device}")
     return found
 
@@ -308,3 +353,78 @@ def _shown(text: str) -> str:
 
 def _tell(text: str) -> None:
     click.echo(text, err=True)
+
+
+@click.command()
+@click.argument("model", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("corpus", type=CORPUS)
+@click.option(
+    "--sequences",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="How many sequences of CORPUS are read; all if it has fewer.",
+)
+@click.option(
+    "--sequence-length",
+    type=click.IntRange(min=2),
+    metavar="TOKENS",
+    help="Tokens of a sequence; as many as the model can see if left out.",
+)
+@click.option(
+    "--device", default="cpu", show_default=True, metavar="cpu|auto|cuda:N", help="Computes there."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def evaluate(
+    model: Path,
+    corpus: str,
+    *,
+    sequences: int,
+    sequence_length: int | None,
+    device: str,
+    as_json: bool,
+) -> None:
+    """Say how well the model in the folder MODEL predicts a text.
+
+    \b
+    Examples:
+      decod data prepare held-out/ held-out.txt
+      decod evaluate ./model held-out/
+
+    MODEL is what `decod export` writes, CORPUS what `decod data prepare` does, or the URL of that.
+    Text that the model was not trained with shows how much it has learnt.
+    """
+    from decod.data.corpus import open_corpus
+    from decod.train.evaluate import evaluate as evaluated
+    from decod.worker.configure import set_num_threads
+    from decod.worker.device import TorchCuda, choose_device
+
+    begun_s = time.monotonic()
+    set_num_threads({})
+    chosen = choose_device(device, TorchCuda())
+    with open_corpus(corpus) as dataset:
+        found = evaluated(
+            full_path(model),
+            dataset,
+            num_sequences=sequences,
+            sequence_length=sequence_length,
+            device=chosen.name,
+        )
+    seconds = time.monotonic() - begun_s
+    answer = {
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "num_sequences": found.num_sequences,
+        "num_tokens": found.num_tokens,
+        "duration_s": round(seconds, 3),
+        "unchecked": list(found.unchecked),
+    }
+    for text in found.unchecked:
+        print_warning(text)
+    if as_json:
+        click.echo(json_text(answer))
+        return
+    click.echo(f"loss {found.loss:.4f} nats, perplexity {found.perplexity:.2f}")
+    length = found.num_tokens // found.num_sequences
+    sequences_of = f"{found.num_sequences} sequences of {length}"
+    click.echo(f"over {found.num_tokens} tokens in {sequences_of} (--sequence-length)")
