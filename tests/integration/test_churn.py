@@ -41,23 +41,6 @@ def check_losses(cluster: Cluster, corpus: Path) -> None:
     assert loss_error(found, expected) < 1e-8
 
 
-def test_a_killed_relay_changes_nothing_that_is_learnt(tmp_path: Path, corpus: Path) -> None:
-    run = make_run(num_iterations=16)
-    with Cluster(tmp_path, run, corpus) as cluster:
-        cluster.start_leader("--export", tmp_path / "model")
-        relays = cluster.start_relays(2)
-        cluster.wait_for_iteration(6)
-        relays[-1].send(signal.SIGKILL)
-        codes = cluster.wait_for_end()
-        assert codes.pop(relays[-1].name) == -signal.SIGKILL
-        assert set(codes.values()) == {0}, codes
-        check_losses(cluster, corpus)
-        _, weights = reference(run, corpus, 16)
-        assert weight_error(tmp_path / "model", weights) < 1e-8
-        lost = cluster.leader.events("member.lost")
-        assert len(lost) == 1, lost
-
-
 @pytest.mark.slow
 def test_relays_come_and_go_and_nothing_changes(tmp_path: Path, corpus: Path) -> None:
     """One joins, one leaves on SIGTERM, one loses its compute process, and one's stands still: both

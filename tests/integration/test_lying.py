@@ -121,15 +121,9 @@ def test_a_sender_of_nan_that_one_relay_alone_has_met_is_banned(
 
 
 @pytest.mark.parametrize(
-    "lie",
-    [
-        "activations-stale",
-        *[
-            pytest.param(lie, marks=pytest.mark.slow)
-            for lie in ("flipped", "scaled", "stale", "activations", "gradients")
-        ],
-    ],
+    "lie", ["activations-stale", "flipped", "scaled", "stale", "activations", "gradients"]
 )
+@pytest.mark.slow
 def test_between_the_only_two_of_a_stage_the_leader_judges(
     tmp_path: Path, corpus: Path, lie: str
 ) -> None:
@@ -201,6 +195,7 @@ def test_a_relay_that_lies_to_auditors_is_banned_and_nobody_else_is(
         assert loss_error(leader.losses(), losses) < 1e-8
 
 
+@pytest.mark.slow
 def test_the_only_member_of_a_stage_that_frames_a_relay_is_named_and_nobody_leaves(
     tmp_path: Path, corpus: Path
 ) -> None:

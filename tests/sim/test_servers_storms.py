@@ -14,16 +14,18 @@ from tests.support.mutations import Mutation, notice
 from tests.support.servers_mutations import SERVERS_MUTATIONS
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800")) // 4
-_QUICK, _CHUNK = 16, 50
+_QUICK, _CHUNK = range(6, 16), 50
+"""Seeds of the test that is always run, and number of seeds of each slow one. `test_traces.py`
+plays those before."""
 
 _LATER = [
     pytest.param(first, min(_CHUNK, NUM_SEEDS - first), marks=pytest.mark.slow)
-    for first in range(_QUICK, NUM_SEEDS, _CHUNK)
+    for first in range(_QUICK.stop, NUM_SEEDS, _CHUNK)
 ]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("first", "num"), [pytest.param(0, min(_QUICK, NUM_SEEDS)), *_LATER])
+@pytest.mark.parametrize(("first", "num"), [pytest.param(_QUICK.start, len(_QUICK)), *_LATER])
 def test_runs_with_servers_survive_storms_and_then_commit_again(first: int, num: int) -> None:
     failures, tally = weather(range(first, first + num), servers_storm)
     assert not failures, "\n\n".join(failures)

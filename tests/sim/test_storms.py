@@ -20,21 +20,22 @@ from tests.support.mutations import MUTATIONS, Mutation, notice
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800"))
 NUM_ELECTIONS = NUM_SEEDS // 10
 
-_QUICK, _CHUNK = 30, 200
-"""Seeds of the first test, which every run of the tests plays, and of each later one: those are
-dealt out among the processes that run the tests with `-m slow`. How often leaders are lost, which
-is asked of each test, varies much among fewer."""
+_QUICK, _CHUNK = range(8, 30), 200
+"""Seeds of the first test, which every run of the tests plays, and number of seeds of each later
+one: those are dealt out among the processes that run the tests with `-m slow`. How often leaders
+are lost, which is asked of each test, varies much among fewer. `test_traces.py` plays those before.
+"""
 
-_QUICK_ELECTIONS, _CHUNK_OF_ELECTIONS = 12, 40
+_QUICK_ELECTIONS, _CHUNK_OF_ELECTIONS = range(6, 12), 40
 
 
-def _chunks(num_seeds: int, quick: int, chunk: int) -> list[ParameterSet]:
+def _chunks(num_seeds: int, quick: range, chunk: int) -> list[ParameterSet]:
     """Returns the first seed and the number of seeds of every test. All but the first are slow."""
     later = [
         pytest.param(first, min(chunk, num_seeds - first), marks=pytest.mark.slow)
-        for first in range(quick, num_seeds, chunk)
+        for first in range(quick.stop, num_seeds, chunk)
     ]
-    return [pytest.param(0, min(quick, num_seeds)), *later]
+    return [pytest.param(quick.start, len(quick)), *later]
 
 
 @pytest.mark.timeout(600)

@@ -14,7 +14,8 @@ from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import JobFailed, JobFinished, Received, Tensor
 from decod.protocol.core.jobs import Job, JobResult, Nothing
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages import Message, Open, Outcome
+from decod.protocol.core.messages.decision_messages import Open, Outcome
+from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.view import Duty, Member, Opening, Role, View
 from decod.protocol.leadership.leader import Leader
 from decod.run.protocol_config import NO_AUDITS, ProtocolConfig

@@ -5,30 +5,17 @@ from dataclasses import replace
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages import (
-    Join,
-    Leave,
-    Mend,
-    Message,
-    Open,
-    Prepared,
-    Ready,
-    Report,
-)
+from decod.protocol.core.messages.averaging_messages import Ready
+from decod.protocol.core.messages.decision_messages import Mend, Open
+from decod.protocol.core.messages.membership_messages import Join, Leave, Prepared
+from decod.protocol.core.messages.microbatch_messages import Report
+from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.view import Role
 from decod.protocol.leadership.leader import Leader
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.training_config import BatchConfig
-from tests.unit.protocol.cast import (
-    D0,
-    D1,
-    FACTS,
-    MANIFEST,
-    RUN,
-    configured,
-    sent,
-)
+from tests.unit.protocol.cast import D0, D1, FACTS, MANIFEST, RUN, configured, sent
 
 CONFIG = configured(iteration_timeout_s=100.0, min_data_nodes=2)
 LEAVE = Leave("drained by its operator")

@@ -5,7 +5,7 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import JobFailed, JobFinished, Received
 from decod.protocol.core.jobs import Job, JobResult, Nothing
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.messages.server_messages import Leg, StageActivation, StageGradient
 from decod.protocol.core.view import Member, View
 from decod.protocol.strategy.servers.placement import Courier, KeptTensors, Placement, Room

@@ -6,21 +6,12 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core.era import Kept
-from decod.protocol.core.messages import Assign, Join, Prepared, Refuse
+from decod.protocol.core.messages.membership_messages import Assign, Join, Prepared, Refuse
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.admission import Admission
 from decod.run.model_config import StagesConfig
 from decod.run.training_config import BatchConfig
-from tests.unit.protocol.cast import (
-    D0,
-    FACTS,
-    MANIFEST,
-    R1A,
-    R1B,
-    RUN,
-    sent,
-    view_of,
-)
+from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R1B, RUN, sent, view_of
 
 STAGED = replace(
     RUN,

@@ -10,13 +10,8 @@ from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.fingerprints import digest_of
 from decod.protocol.core.jobs import Propose, Proposed, Reduce
-from decod.protocol.core.messages import (
-    BeginAggregation,
-    Ready,
-    ReducedPart,
-    ReducePart,
-    StandOut,
-)
+from decod.protocol.core.messages.audit_messages import StandOut
+from decod.protocol.core.messages.averaging_messages import BeginAggregation, Ready, ReducePart
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
 from decod.protocol.strategy.step import EveryIteration, Step, StepState
@@ -28,7 +23,6 @@ from tests.unit.protocol.cast import (
     R1C,
     context_of,
     end_job,
-    freed,
     jobs_of,
     mb,
     not_called,
@@ -124,15 +118,6 @@ def test_parts_may_come_in_any_order_around_the_word(order: list[str]) -> None:
             )
         jobs += jobs_of(effects)
     assert jobs == [Reduce(1, 3, (1, 2, 1))]
-
-
-@pytest.mark.parametrize(("sender", "part"), [(R1C, 0), (R1A, 3), (R1A, 2), (D0, 0)])
-def test_an_average_from_who_does_not_reduce_it_is_freed(sender: NodeId, part: int) -> None:
-    member = Member()
-    effects = member.machine.received(
-        received(sender, ReducedPart(AveragingId(ITERATION, 1), part), tensor(1))
-    )
-    assert freed(effects) == [1]
 
 
 def test_parts_that_do_not_add_up_fail_the_iteration() -> None:

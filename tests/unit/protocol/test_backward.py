@@ -4,7 +4,7 @@ import pytest
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.messages.server_messages import (
     Holding,
     Leg,
@@ -20,7 +20,6 @@ from tests.unit.protocol.cast import (
     C1B,
     F1A,
     F1B,
-    F2A,
     ITERATION,
     configured,
     freed,
@@ -83,6 +82,10 @@ class BackwardBench(Bench):
             self.hear(worker)
 
 
+EVERYBODY = (F1A, F1B, B1A, C1A, C1B)
+"""Who has to say what it has of b1b's."""
+
+
 def unable(reason: str, version: int = 1, attempt: int = 0) -> Unable:
     return Unable(ITERATION, version, M, reason, attempt)
 
@@ -96,15 +99,6 @@ def task(
 ) -> list[tuple[NodeId, Message]]:
     """Return what is sent when a worker is given a backward pass."""
     return [(worker, gradient(microbatch, Leg.TASK, version, attempt))]
-
-
-# --- forward --------------------------------------------------------------------------------------
-
-
-def test_the_stage_behind_gets_an_output_again_that_it_lacks() -> None:
-    bench = BackwardBench()
-    bench.made()
-    assert sent(bench.server.fetched(M)) == [(F2A, activation(M, Leg.ONWARD))]
 
 
 # --- giving backward passes -----------------------------------------------------------------------
@@ -159,6 +153,17 @@ def test_a_pass_that_did_not_arrive_at_one_that_has_it_no_more_is_forgotten() ->
     assert bench.server.undelivered(C1A, M) == []
 
 
+# --- the end of the batch -------------------------------------------------------------------------
+
+
+def test_workers_hear_it_once() -> None:
+    bench = BackwardBench(C1A)
+    bench.assigned()
+    bench.fold()
+    bench.server.begun()
+    assert bench.server.begun() == []
+
+
 # --- a lost worker --------------------------------------------------------------------------------
 
 
@@ -174,12 +179,11 @@ def test_an_output_that_waits_is_lost_with_its_maker() -> None:
 # --- lost servers ---------------------------------------------------------------------------------
 
 
-def test_an_output_that_is_needed_again_and_was_not_kept_is_made_again() -> None:
+def test_the_place_of_a_lost_frontal_server_behind_gets_the_output_again() -> None:
     bench = BackwardBench(C1A)
-    settle(bench.context, protocol=configured(keep_max_bytes=0))
     bench.made()
     effects = bench.server.mend(bench.lose("f2a"))
-    assert sent(effects) == [(F1A, missing(2))]
+    assert sent(effects) == [(NodeId("b2a"), activation(M, Leg.ONWARD, 2))]
 
 
 def test_the_place_of_a_lost_frontal_server_hears_what_is_still_missing() -> None:
@@ -188,9 +192,9 @@ def test_the_place_of_a_lost_frontal_server_hears_what_is_still_missing() -> Non
     assert sent(bench.server.mend(bench.lose("f1a"))) == [(F1B, missing(2))]
 
 
-def test_an_output_that_a_lost_server_had_may_come_from_who_says_it_has_made_it() -> None:
-    bench = BackwardBench(C1A)
-    bench.inherit()
-    assert sent(bench.make(C1A, LOST)) == []
-    effects = bench.hear(C1A, made=(LOST,))
-    assert [to for to, _ in sent(effects)] == [F2A, F1B]
+def test_what_a_worker_says_again_does_not_undo_what_it_has_given_back() -> None:
+    bench = BackwardBench(C1A, C1B)
+    bench.inherit(*EVERYBODY[:-1])
+    bench.hear(C1B, folding=(LOST,))
+    assert bench.hear(C1B, folded=(LOST,)) == []
+    assert bench.server.work() == {}

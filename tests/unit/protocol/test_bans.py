@@ -7,7 +7,7 @@ from decod.protocol.core.bans import NO_BANS, BanList, disbelieve
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import ContestBans, Effect, Send
 from decod.protocol.core.events import BansMade, Received
-from decod.protocol.core.messages import Bans, Heartbeat
+from decod.protocol.core.messages.membership_messages import Bans, Heartbeat
 from decod.protocol.core.view import View
 from decod.protocol.links.ban_news import BanNews, word_of
 from decod.sim.core import read_bans, without
@@ -16,7 +16,6 @@ from tests.unit.protocol.cast import (
     ITERATION,
     R1A,
     R1B,
-    R1C,
     STRANGER,
     configured,
     context_of,
@@ -58,16 +57,6 @@ def test_of_two_neighbours_one_has_the_list_from_the_other() -> None:
     assert context.bans == made
     assert behind.heard(9.0, R1A, Heartbeat(ITERATION, 5)) == []
     assert behind.received(Received(R1A, word_of(made))) == (None, []), "it is no news any more"
-
-
-def test_the_same_node_is_not_told_again_at_once() -> None:
-    """A list may be long, and a node that does not believe it goes on asking."""
-    ahead, _ = news(R1A, known=bans(5))
-    beat = Heartbeat(ITERATION)
-    assert ahead.heard(0.0, R1B, beat)
-    assert not ahead.heard(4.9, R1B, beat)
-    assert ahead.heard(4.9, R1C, beat)
-    assert ahead.heard(5.0, R1B, beat)
 
 
 def test_a_list_that_proves_nothing_is_not_used() -> None:

@@ -1,7 +1,7 @@
 """Candidates that fall silent: the leader asks them, and does without them."""
 
 from decod.ids import NodeId
-from decod.protocol.core.messages import Assign, Leave, Ping, Pong, Refuse
+from decod.protocol.core.messages.membership_messages import Assign, Leave, Ping, Pong, Refuse
 from tests.unit.protocol.cast import D1, R1A, notes_of, sent
 from tests.unit.protocol.leading import CONFIG, Run
 

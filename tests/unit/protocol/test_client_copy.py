@@ -7,19 +7,13 @@ from decod.ids import Iteration
 from decod.protocol.core.effects import Effect, FetchState, RefuseState
 from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested
 from decod.protocol.core.jobs import Built, Load
-from decod.protocol.core.messages import Open
+from decod.protocol.core.messages.decision_messages import Open
 from decod.protocol.core.view import Opening
 from decod.protocol.state.client_copy import ClientCopy
 from decod.protocol.state.replay import Replay
 from decod.run.run_config import Organisation
 from decod.run.training_config import ServersConfig
-from tests.unit.protocol.cast import (
-    C1A,
-    committed,
-    notes_of,
-    settle,
-    tensor,
-)
+from tests.unit.protocol.cast import C1A, committed, notes_of, settle, tensor
 from tests.unit.protocol.servers_cast import Bench, stage
 
 HASH, OTHER = "a" * 64, "b" * 64

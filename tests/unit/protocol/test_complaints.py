@@ -8,7 +8,8 @@ from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, SendTensor, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from decod.protocol.core.jobs import Backward, Forward, Inspect, Nothing
-from decod.protocol.core.messages import NOT_FINITE, Suspect, Unusable
+from decod.protocol.core.messages.membership_messages import NOT_FINITE, Suspect
+from decod.protocol.core.messages.microbatch_messages import Unusable
 from decod.protocol.strategy.microbatch import Complaints
 from tests.unit.protocol.cast import (
     D0,

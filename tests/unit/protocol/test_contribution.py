@@ -3,7 +3,8 @@
 from decod.ids import AveragingId
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.effects import Stop
-from decod.protocol.core.messages import BeginAggregation, Leave, ReducedPart
+from decod.protocol.core.messages.averaging_messages import BeginAggregation, ReducedPart
+from decod.protocol.core.messages.membership_messages import Leave
 from decod.protocol.strategy.servers.servers import Contribution
 from decod.protocol.strategy.step import weight_of
 from tests.unit.protocol.cast import (
@@ -30,6 +31,14 @@ class ClientBench(Bench):
     def __init__(self) -> None:
         super().__init__(C1A, stage())
         self.contribution = Contribution(self.context)
+
+
+def test_a_client_is_a_leaf_and_hears_once_which_microbatches_count() -> None:
+    bench = ClientBench()
+    assert bench.contribution.received(received(D0, BEGUN)) == []
+    other = BeginAggregation(AVERAGING, 9, 9)
+    assert bench.contribution.received(received(D0, other)) == []
+    assert bench.contribution.begun == BEGUN
 
 
 def test_a_client_reads_no_average() -> None:

@@ -19,18 +19,6 @@ def after(made: Partings, view: View, *, averaged: bool, last: bool = False) -> 
     return replace(view, members=tuple(made.apply(view.members)))
 
 
-def test_a_fragment_is_not_enough() -> None:
-    for sync in (LOCALLY, OVERLAPPED):
-        made = Partings(replace(sync, fragments=2))
-        made.ask(R1A)
-        made.committed(VIEW, averaged=True, whole=False, last=False)
-        assert after(made, VIEW, averaged=False) == VIEW
-        assert not made.free(R1A)
-    view = after(made, VIEW, averaged=True)
-    made.committed(view, averaged=True, whole=False, last=False)
-    assert made.free(R1A), "the average of all is used with the next, whatever that is of"
-
-
 def test_who_stays_after_all_gets_its_work_back() -> None:
     made = Partings(OVERLAPPED)
     made.ask(R1A)

@@ -7,13 +7,19 @@ import pytest
 from decod.ids import FlowId, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.detours import Detours
-from decod.protocol.core.effects import Send, SendTensor
+from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import SendFailed
+from decod.protocol.core.jobs import Forward
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages import Deny, ForwardActivation
-from decod.protocol.flows.building import Granted
+from decod.protocol.core.messages.microbatch_messages import (
+    BackwardGradient,
+    Deny,
+    ForwardActivation,
+)
+from decod.protocol.flows.building import Granted, RelayFlow
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
-from tests.support.flows import data_flows
+from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
+from tests.support.flows import data_flows, relay_flows
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -23,7 +29,10 @@ from tests.unit.protocol.cast import (
     context_of,
     end_job,
     flow,
+    freed,
+    jobs_of,
     mb,
+    sent,
     tensor,
     view_of,
 )
@@ -32,6 +41,7 @@ D1, R3A = NodeId("d1"), NodeId("r3a")
 M, THEIRS = mb(0), MicrobatchId(1, 1, 0)
 PATH = (R1A, R2A, R3A)
 FORWARD = ForwardActivation(ITERATION, M, flow(0), PATH)
+GRADIENT = BackwardGradient(ITERATION, M, flow(0), PATH)
 MEGABYTE = 1_000_000
 
 
@@ -65,6 +75,37 @@ def test_only_peers_with_a_slow_link_are_told_and_only_news() -> None:
     assert len(forwarding.tell(R2A, (D0, D1))) == 2
 
 
+# --- relays ---------------------------------------------------------------------------------------
+
+
+class Relay:
+    """r2a between r1a and r3a, whose links to both are slow and to d0 fast."""
+
+    def __init__(self) -> None:
+        self.context = context_of(R2A, view_of("d0", "r1a", "r2a", "r3a", "r3b"))
+        links = self.context.links = LinkTable(activation_size_bytes=10 * MEGABYTE, compute_s=0.0)
+        self.context.detours = Detours(links)
+        for peer, rate in ((R1A, 1.0), (R3A, 1.0), (D0, 10.0)):
+            links.measured(peer, latency_s=0.0, bandwidth_bytes_per_s=rate * MEGABYTE)
+        self.flows = relay_flows(self.context)
+        self.flows.entries[flow(0)] = RelayFlow(flow(0), R3A, 2.0)
+        self.flows.outflows.paired[flow(0)] = R1A
+        self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)
+
+    def forward(self, first: int = 1) -> list[Effect]:
+        effects = self.machine.activation(D0, FORWARD, tensor(first))
+        assert jobs_of(effects) == [Forward(M)]
+        end_job(self.context, effects, tensor(first + 1))
+        return self.machine.forwarded(0.0, M, tensor(first + 1).id, 1.0)
+
+
+def test_a_refusal_goes_to_who_has_computed_and_not_to_who_has_passed_it_on() -> None:
+    relay = Relay()
+    del relay.flows.entries[flow(0)]
+    effects = relay.machine.activation(D0, FORWARD, tensor(1))
+    assert sent(effects) == [(R1A, Deny(ITERATION, M, flow(0), "no such flow here"))]
+
+
 # --- data nodes -----------------------------------------------------------------------------------
 
 
@@ -83,6 +124,16 @@ def home() -> DataMicrobatches:
     machine = begun(context_of(D0, view_of("d0", "d1", "r1a", "r2a", "r2b", "r3a")))
     machine.embedded(0.0, M, tensor(1).id)
     return machine
+
+
+def test_what_is_for_nobody_that_is_here_is_dropped() -> None:
+    machine = home()
+    theirs, path = FlowId(D1, 0), (R1A, NodeId("r2x"), R3A)
+    gone = replace(FORWARD, microbatch=THEIRS, flow_id=theirs, path=path)
+    assert freed(machine.activation(R1A, gone, tensor(2))) == [2]
+    assert freed(machine.activation(R2B, replace(gone, path=PATH), tensor(3))) == [3], "not on it"
+    stray = replace(GRADIENT, microbatch=THEIRS, flow_id=theirs, path=path)
+    assert freed(machine.gradient(R3A, stray, tensor(4))) == [4]
 
 
 def slow_first_hop() -> DataMicrobatches:

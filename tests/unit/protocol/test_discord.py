@@ -1,7 +1,5 @@
 """When members that live can't work together, and who goes."""
 
-import pytest
-
 from decod.ids import NodeId
 from decod.protocol.core.view import View
 from decod.protocol.leadership.suspicions import Conflicts, Doubt, IterationProgress
@@ -48,14 +46,6 @@ OFTEN_S = tuple(step / 3 for step in range(round(3 * PATIENCE_S) + 2))
 def test_an_accuser_that_nobody_confirms_goes_itself() -> None:
     doubts = discord()
     assert list(told(doubts, *OFTEN_S, ends=(R2A, R1A), view=WIDE)) == [R2A]
-
-
-@pytest.mark.parametrize("witness", [(R1B, R1A), (D0, R1A), (R1A, R2A)])
-def test_a_second_witness_confirms_an_accusation(witness: tuple[NodeId, NodeId]) -> None:
-    """So does the accused, if it says the same of the accuser."""
-    doubts = discord()
-    assert not told(doubts, PATIENCE_S - 1.0, ends=witness)
-    assert list(told(doubts, *OFTEN_S, ends=(R2A, R1A))) == [R1A]
 
 
 def test_an_accuser_that_the_run_has_lost_a_member_to_is_not_believed_about_the_next() -> None:

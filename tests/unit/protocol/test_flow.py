@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
+from decod.protocol.core.messages.routing_messages import (
+    FlowAnswer,
+    FlowCost,
+    RequestFlow,
+    Withdraw,
+)
+from decod.protocol.core.messages.scopes import Message
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from tests.support.flows import data_flows, relay_flows
 from tests.unit.protocol.cast import (

@@ -7,15 +7,7 @@ import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import (
-    Effect,
-    FetchState,
-    Note,
-    Send,
-    SendTensor,
-    StartJob,
-    UseMembers,
-)
+from decod.protocol.core.effects import Effect, Note, Send, SendTensor, StartJob
 from decod.protocol.core.events import (
     JobFinished,
     SendFailed,
@@ -135,17 +127,6 @@ def _norm_of(iteration: int) -> float:
 def opening(committed: Iteration, *members: str) -> Opening:
     view = view_of(*(members or ("d0", "r1a", "r1b", "r1c")), version=4)
     return Opening(Iteration(committed.number + 1, 1), committed, view)
-
-
-def test_a_candidate_asks_a_member_and_fetches_from_all() -> None:
-    candidate = Candidate()
-    assert candidate.machine.aim(1, DONORS) == [UseMembers(DONORS)]
-    assert candidate.machine.knock(0.0) == [Send(R1A, Follow(1, 1, "r1c:7700"))]
-    assert candidate.machine.answered(0.0, R1B, Followed(1, 1, BASE)) == []
-    effects = candidate.machine.answered(0.0, R1A, Followed(1, 1, BASE))
-    assert FetchState((R1A, R1B), 1, 4) in effects
-    assert candidate.machine.answered(0.0, R1A, Followed(1, 1, BASE)) == [], "a repeat"
-    assert candidate.machine.level is None
 
 
 def test_a_step_that_was_not_committed_is_undone() -> None:

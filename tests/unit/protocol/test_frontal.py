@@ -2,14 +2,8 @@
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.server_messages import (
-    Given,
-    Leg,
-    Offer,
-    Taken,
-    Unable,
-)
+from decod.protocol.core.messages.scopes import Message
+from decod.protocol.core.messages.server_messages import Given, Leg, Offer, Taken, Unable
 from decod.protocol.strategy.servers.frontal import FrontalServer, InputState
 from tests.unit.protocol.cast import (
     B1A,
@@ -110,26 +104,12 @@ def test_a_failure_of_a_share_that_nobody_reads_is_told_to_nobody() -> None:
     assert sent(bench.server.again(foreign, C1A)) == []
 
 
-def test_what_did_not_reach_its_worker_goes_to_another() -> None:
-    bench = FrontalBench(C1A, C1B)
-    bench.come()
-    assert sent(bench.server.undelivered(C1A, M)) == given(M, C1B)
-
-
 def test_what_did_not_reach_the_only_worker_stays_with_it() -> None:
     """It is sent again by itself. To give it to the same worker again would add to that."""
     bench = FrontalBench(C1A)
     bench.come()
     assert sent(bench.server.undelivered(C1A, M)) == []
     assert bench.server.awaited == {C1A}
-
-
-def test_what_did_not_arrive_and_is_done_is_not_sent_again() -> None:
-    bench = FrontalBench(C1A, C1B)
-    bench.come()
-    bench.taken(by=C1B)
-    assert sent(bench.server.undelivered(C1A, M)) == []
-    assert sent(bench.server.undelivered(C1A, N)) == [], "nor what was never here"
 
 
 # --- backward -------------------------------------------------------------------------------------
@@ -153,14 +133,6 @@ def test_an_output_whose_activation_is_lost_too_is_made_again_when_that_comes() 
     bench.server.mend(bench.lose("b1a"))
     assert bench.state() is InputState.WAITING
     assert (B1B, Given(ITERATION, 2, M, C1B)) in sent(bench.come())
-
-
-def test_the_place_of_a_lost_server_of_the_stage_before_gets_the_gradient_again() -> None:
-    bench = SecondStage()
-    bench.server.activation(M, bench.new())
-    bench.server.gradient(M, bench.new())
-    effects = bench.server.mend(bench.lose("b1a"))
-    assert sent(effects) == [(B1B, gradient(M, Leg.ONWARD, 2))]
 
 
 def test_a_gradient_that_is_needed_again_and_was_not_kept_has_the_iteration_repeated() -> None:

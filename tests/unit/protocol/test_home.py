@@ -2,22 +2,13 @@
 
 import pytest
 
-from decod.ids import MicrobatchId
+from decod.ids import Iteration, MicrobatchId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Embed, EmbedBackward, Forward, Head, Loss
-from decod.protocol.core.messages import Report
+from decod.protocol.core.messages.microbatch_messages import Report
 from decod.protocol.core.view import View
 from decod.protocol.strategy.servers.home import HomeMicrobatches
-from tests.unit.protocol.cast import (
-    D0,
-    configured,
-    freed,
-    mb,
-    member,
-    sent,
-    settle,
-    view_of,
-)
+from tests.unit.protocol.cast import D0, configured, freed, jobs_of, mb, sent, settle
 from tests.unit.protocol.servers_cast import Bench, stage
 
 M, N = mb(0), mb(1)
@@ -66,15 +57,6 @@ def reports(effects: list[Effect]) -> list[Report]:
     return [message for _, message in sent(effects) if isinstance(message, Report)]
 
 
-# --- a microbatch's way ---------------------------------------------------------------------------
-
-
-def test_who_is_about_to_leave_reads_nothing_and_says_so() -> None:
-    bench = HomeBench(view_of(member("d0", capacity=0), "d1", "f1a", "b1a"))
-    (report,) = reports(bench.open())
-    assert (report.num_committed, bench.home.held) == (0, {})
-
-
 # --- what comes twice -----------------------------------------------------------------------------
 
 
@@ -86,6 +68,17 @@ def test_an_output_of_what_was_never_sent_is_let_go_of() -> None:
 
 
 # --- a device that refuses ------------------------------------------------------------------------
+
+
+def test_what_was_put_off_is_sent_first_when_it_is_due() -> None:
+    bench = HomeBench()
+    bench.open()
+    bench.refuse(Embed(M))
+    bench.finish(N)
+    bench.home.committed(marked=False)
+    bench.home.reset()
+    bench.context.iteration = Iteration(2, 1)
+    assert jobs_of(bench.open())[0] == Embed(M)
 
 
 def test_after_a_refused_loss_the_iteration_is_repeated() -> None:
@@ -138,17 +131,3 @@ def test_a_gradient_that_is_needed_again_and_was_not_kept_has_the_iteration_repe
     bench.headed()
     (report,) = reports(bench.home.mend(bench.lose("b2a")))
     assert report.failure.endswith("a gradient that is needed again was not kept")
-
-
-# --- iterations -----------------------------------------------------------------------------------
-
-
-def test_what_was_put_off_since_then_is_forgotten_when_the_run_goes_back() -> None:
-    bench = HomeBench()
-    bench.open()
-    bench.refuse(Embed(M))
-    bench.finish(N)
-    bench.home.committed(marked=True)
-    bench.home.reset()
-    bench.home.go_back(0)
-    assert M not in bench.home.share.deferrals

@@ -5,7 +5,7 @@ import pytest
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Inspect
-from decod.protocol.core.messages import NOT_FINITE, Suspect
+from decod.protocol.core.messages.membership_messages import NOT_FINITE, Suspect
 from decod.protocol.leadership.leader import serves
 from decod.protocol.strategy.servers.workers import Inspection
 from tests.unit.protocol.cast import B1A, C1A, C1B, D0, F1A, F2A, mb, notes_of, sent

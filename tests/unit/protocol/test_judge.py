@@ -8,8 +8,14 @@ from decod.protocol.core.effects import Effect, FetchState, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, StateFetched, StateFetchFailed
 from decod.protocol.core.fingerprints import NUM_SUMS, Sketch, digest_of
 from decod.protocol.core.jobs import JobResult
-from decod.protocol.core.messages import Audit, AuditedPart, AuditedTensor, AuditResult, Message
-from decod.protocol.core.messages.audit_messages import AuditCase
+from decod.protocol.core.messages.audit_messages import (
+    Audit,
+    AuditCase,
+    AuditedPart,
+    AuditedTensor,
+    AuditResult,
+)
+from decod.protocol.core.messages.scopes import Message
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 from decod.protocol.strategy.witnessing import Audits
 from tests.unit.protocol.cast import (

@@ -8,15 +8,7 @@ from decod.protocol.core.events import JobFinished, StateKept
 from decod.protocol.core.jobs import SnapshotTaken
 from decod.protocol.core.view import Opening, View
 from decod.protocol.state.rollback import Mirrors, mirrors_of
-from tests.unit.protocol.cast import (
-    R1A,
-    context_of,
-    freed,
-    jobs_of,
-    notes_of,
-    tensor,
-    view_of,
-)
+from tests.unit.protocol.cast import R1A, context_of, freed, jobs_of, notes_of, tensor, view_of
 
 MARK = Mark(10, tuple((stage, f"h{stage}") for stage in range(3)))
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")

@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.known_views import KnownViews
-from decod.protocol.core.messages import CatchUp, Message, Open
+from decod.protocol.core.messages.decision_messages import Open
+from decod.protocol.core.messages.membership_messages import CatchUp
+from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.view import (
     Member,
     Opening,

@@ -4,22 +4,10 @@ import dataclasses
 
 from decod.ids import AveragingId, Iteration
 from decod.protocol.core.effects import CompleteRun, Send
-from decod.protocol.core.messages import (
-    Prepared,
-    Ready,
-    Refuse,
-)
+from decod.protocol.core.messages.averaging_messages import Ready
+from decod.protocol.core.messages.membership_messages import Prepared, Refuse
 from decod.protocol.leadership.leader import LeaderState
-from tests.unit.protocol.cast import (
-    D0,
-    D1,
-    R1A,
-    R1B,
-    R1C,
-    member,
-    reopens,
-    sent,
-)
+from tests.unit.protocol.cast import D0, D1, R1A, R1B, R1C, member, reopens, sent
 from tests.unit.protocol.leading import Run, decision, report
 
 # --------------------------------------------------------------------------------------

@@ -2,20 +2,9 @@
 
 import dataclasses
 
-from decod.protocol.core.messages import (
-    Leave,
-)
+from decod.protocol.core.messages.membership_messages import Leave
 from decod.protocol.leadership.leader import LeaderState
-from tests.unit.protocol.cast import (
-    D0,
-    D1,
-    R1A,
-    R1B,
-    commits,
-    notes_of,
-    reopens,
-    suspect,
-)
+from tests.unit.protocol.cast import D0, D1, R1A, R1B, reopens, suspect
 from tests.unit.protocol.leading import CONFIG, LEAVE, Run, decision, opening_view
 
 
@@ -34,16 +23,6 @@ def test_a_stage_of_which_nothing_is_left_anywhere_ends_the_run() -> None:
 
 
 # --- leaving --------------------------------------------------------------------------------------
-
-
-def test_who_leaves_finishes_the_iteration_and_is_let_go_with_the_commit() -> None:
-    run = Run(R1A, R1B)
-    assert notes_of(run.leader.leave(1.0, R1B, LEAVE)) == ["member.leaving"]
-    assert run.leader.leave(1.0, R1B, LEAVE) == []
-    effects = run.commit()
-    assert opening_view(effects) == {D0, D1, R1A}
-    assert commits(decision(effects, R1B))
-    assert run.leader.leaving == {}
 
 
 def test_while_nodes_are_gathered_leaving_is_at_once() -> None:

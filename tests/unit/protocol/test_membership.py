@@ -5,17 +5,9 @@ from collections.abc import Set
 from decod.ids import NodeId
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import Received
-from decod.protocol.core.messages import CatchUp, Heartbeat
+from decod.protocol.core.messages.membership_messages import CatchUp, Heartbeat
 from decod.protocol.links.liveness import Liveness
-from tests.unit.protocol.cast import (
-    D0,
-    ITERATION,
-    R1B,
-    configured,
-    context_of,
-    sent,
-    view_of,
-)
+from tests.unit.protocol.cast import D0, ITERATION, R1B, configured, context_of, sent, view_of
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
 """On the ring: d0, r1a, r1b, r2a; with one watcher each, r1a listens to d0 and tells r1b."""

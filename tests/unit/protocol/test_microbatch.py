@@ -3,21 +3,14 @@
 from decod.ids import Iteration, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.jobs import (
-    Drop,
-    Embed,
-    EmbedBackward,
-    Forward,
-    Head,
-    Loss,
-)
-from decod.protocol.core.messages import (
+from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Forward, Head, Loss
+from decod.protocol.core.messages.membership_messages import Suspect
+from decod.protocol.core.messages.microbatch_messages import (
     BackwardGradient,
     Complete,
     Deny,
     ForwardActivation,
     Report,
-    Suspect,
 )
 from decod.protocol.flows.building import Granted, RelayFlow
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
@@ -28,7 +21,6 @@ from tests.unit.protocol.cast import (
     D0,
     ITERATION,
     R1A,
-    R1B,
     R2A,
     R2B,
     context_of,
@@ -191,16 +183,6 @@ def test_a_late_complete_of_the_first_hop_is_told_to_the_leader() -> None:
     assert suspects(data.machine.overdue(30.0)) == [R1A]
     data.machine.complete(31.0, R1A, COMPLETE)
     assert suspects(data.machine.overdue(60.0)) == []
-
-
-def test_a_denied_microbatch_is_tried_on_another_flow() -> None:
-    data = Data(num_flows=2, num_microbatches=1)
-    data.embed(data.begin(), M)
-    assert data.machine.denied(1.0, R1B, DENY) == []
-    effects = data.machine.denied(1.0, R1A, DENY)
-    assert jobs_of(effects) == [Drop(M), Embed(M)]
-    assert data.machine.held[M].flow_id == flow(1)
-    assert list(data.flows.complete) == [flow(1)]
 
 
 def test_a_microbatch_without_a_flow_is_put_off_with_all_that_wait() -> None:

@@ -5,78 +5,13 @@ import pytest
 from decod.ids import AveragingId, Iteration, JobId, NodeId, TensorId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages
-from decod.protocol.core.context import NodeState
-from decod.protocol.core.effects import (
-    FetchState,
-    FreeTensor,
-    Send,
-    Stop,
-    StopReason,
-)
-from decod.protocol.core.jobs import Built, Load
+from decod.protocol.core.effects import FreeTensor, Send, Stop, StopReason
+from decod.protocol.core.jobs import Load
 from decod.protocol.core.messages import round_messages as rounds
 from decod.protocol.core.view import Opening
-from tests.unit.protocol.cast import (
-    D0,
-    R1A,
-    R1B,
-    STRANGER,
-    committed,
-    flow,
-    mb,
-    notes_of,
-    tensor,
-)
+from tests.unit.protocol.cast import D0, R1A, R1B, STRANGER, committed, flow, mb, notes_of, tensor
 from tests.unit.protocol.small_run import LINGER_S, stops, training
 from tests.unit.protocol.world import World
-
-# --- a whole run ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_relays", [1, 2, 3])
-def test_a_run_commits_all_its_iterations_and_holds_nothing_after(num_relays: int) -> None:
-    names = ("r1a", "r1b", "r1c")[:num_relays]
-    world = training(*names, num_iterations=3)
-    world.settle()
-    world.wait(60.0)
-    assert "d0 has the result of iteration 3" in world.seen
-    for host in world.hosts.values():
-        assert host.machine.state is NodeState.PAUSED
-        assert host.iteration == 3
-        assert host.tensors == {}, "everything is freed at the commit (I6)"
-        assert len(host.machine.context.tensors) == 0
-    world.step("d0", ev.DrainRequested())
-    world.wait(LINGER_S)
-    assert {h.stop.reason for h in world.hosts.values() if h.stop} == {StopReason.FINISHED}
-    assert all(host.machine.state is NodeState.STOPPED for host in world.hosts.values())
-
-
-def test_states_follow_the_life_of_a_node() -> None:
-    world = World(num_iterations=1)
-    world.start("d0")
-    world.start("r1a", stage_index=1)
-    machine = world.hosts[R1A].machine
-    states = [machine.state]
-    for message in ("ForwardActivation", "Ready"):
-        world.settle([message])
-        states.append(machine.state)
-    world.settle()
-    states.append(machine.state)
-    world.step("r1a", ev.DrainRequested())
-    states.append(machine.state)
-    world.kill("d0")
-    world.wait(100.0)
-    states.append(machine.state)
-    assert machine.deadline_s is None
-    assert [state.value for state in states] == [
-        "joining",
-        "training",
-        "aggregating",
-        "paused",
-        "draining",
-        "stopped",
-    ]
-
 
 # --- stale and early messages ---------------------------------------------------------------------
 
@@ -138,6 +73,15 @@ def test_a_node_that_missed_a_commit_can_not_follow() -> None:
     assert stop == Stop(StopReason.REMOVED, "the run has committed iteration 2 without it")
 
 
+def test_a_heartbeat_of_a_later_iteration_makes_a_node_ask_what_it_missed() -> None:
+    world = training("r1a")
+    beat = messages.Heartbeat(Iteration(2, 1))
+    view = world.hosts[R1A].machine.context.view
+    ask = Send(D0, messages.CatchUp(Iteration(1, 1), view.hash))
+    assert world.step("r1a", ev.Received(D0, beat)) == [ask]
+    assert world.step("r1a", ev.Received(D0, messages.Heartbeat(Iteration(1, 1)))) == []
+
+
 # --- joining and state ----------------------------------------------------------------------------
 
 
@@ -170,24 +114,6 @@ def test_given_weights_come_from_the_leader() -> None:
     world.settle()
     assert any(line.startswith("r1a does Load iteration=0") for line in world.seen)
     assert "d0 has the result of iteration 1" in world.seen
-
-
-def test_weights_that_the_leader_can_not_give_yet_are_asked_for_again() -> None:
-    world = World(num_iterations=1, initial_from_leader=True)
-    world.start("d0")
-    world.settle()
-    host = world.start("r1a", stage_index=1)
-    machine = host.machine
-    machine.step(0.0, ev.Received(D0, messages.Assign(1, -1)))
-    built = ev.JobFinished(JobId(1), Built("seed"), (), 1.0)
-    assert machine.step(0.0, built)[-1] == FetchState((D0,), 1, 0)
-    assert machine.step(1.0, ev.DeadlinePassed()) == []
-    failed = ev.StateFetchFailed(1, 0, "busy")
-    assert machine.step(1.0, failed) == []
-    offer, fetch = machine.step(2.0, ev.DeadlinePassed())
-    assert isinstance(offer, Send)
-    assert isinstance(offer.message, messages.Join), "the run may have begun meanwhile"
-    assert fetch == FetchState((D0,), 1, 0)
 
 
 @pytest.mark.parametrize(("over", "how"), [(False, "REFUSED"), (True, "FINISHED")])

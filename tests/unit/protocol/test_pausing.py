@@ -2,7 +2,7 @@
 
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
+from decod.protocol.core.messages.membership_messages import Capacity, CapacityAnswer, Leave
 from decod.protocol.leadership.leader import LeaderState
 from tests.unit.protocol.cast import D0, R1A, R1B, R1C, STRANGER, notes_of, sent
 from tests.unit.protocol.leading import LEAVE, Run, report

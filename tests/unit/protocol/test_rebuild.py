@@ -8,22 +8,13 @@ from decod.ids import NodeId
 from decod.protocol.core.effects import Effect, ReadCheckpoint
 from decod.protocol.core.era import Kept, Mark, Source
 from decod.protocol.core.events import CheckpointRead
-from decod.protocol.core.messages import Join, NodeLoad, Prepared
+from decod.protocol.core.messages.decision_messages import NodeLoad
+from decod.protocol.core.messages.membership_messages import Join, Prepared
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
 from decod.run.model_config import StagesConfig
-from tests.unit.protocol.cast import (
-    D0,
-    FACTS,
-    MANIFEST,
-    R1A,
-    R2A,
-    R2B,
-    RUN,
-    configured,
-    view_of,
-)
+from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R2A, R2B, RUN, configured, view_of
 
 CONFIG = configured(snapshot_every_iterations=10)
 STAGED = replace(RUN, stages=StagesConfig(num_relay_stages=3), protocol=CONFIG)
@@ -110,9 +101,28 @@ def plan_after_reading(run: Run, *, newest: int | None) -> EraPlan:
     return plan
 
 
+def takers(plan: EraPlan, stage: int = 1) -> set[NodeId]:
+    return {m.node_id for m in plan.members if m.stage_index == stage}
+
+
 def test_an_older_mark_serves_where_the_newest_is_not_complete() -> None:
     plan = plan_of(Run(on_disk={"r2a": [kept(1, 10)]}))
     assert (plan.iteration, plan.origin.num_repeated) == (10, 15)
+
+
+def test_who_holds_the_state_takes_the_stage_over_else_one_of_the_largest() -> None:
+    assert takers(plan_of(Run(on_disk={"r2b": [kept(1, 20)]}))) == {R2B}
+    assert takers(plan_of(Run(on_disk={"d0": [kept(1, 20)]}))) == {R3A}
+
+
+def test_no_stage_gives_its_last_worker_and_who_leaves_goes_nowhere() -> None:
+    run = Run(("d0", "r2a", "r3a", "r3b"), on_disk={"r2a": [kept(1, 20)]})
+    assert takers(plan_of(run)) == {R3A}
+    run = Run(("d0", "r2a", "r3a", "r3b"), on_disk={"r2a": [kept(1, 20)]}, leaving={R3A: "x"})
+    assert run.decide() is None
+    assert run.recovery.waiting
+    assert not run.recovery.hopeless
+    assert "waits for a host" in run.recovery.describe()
 
 
 def test_a_host_that_comes_back_brings_its_state() -> None:
@@ -208,16 +218,13 @@ class Begun:
                 states.remove(state)
 
 
-def test_neighbours_stand_in_once_it_is_clear_who_holds_something() -> None:
-    """Those who are on their way back have given up what they held."""
+def test_whoever_is_there_already_gives_it_to_the_others() -> None:
+    """A disk was bad, but somebody of the stage had read it."""
     begun = Begun()
-    begun.lose(20, 1, 2)
-    begun.lose(10, 1, 2)
-    assert begun.again(R3A, loading=(R2A, R2B)) is None
-    assert not begun.run.recovery.hopeless
-    plan = begun.again(loading=(R3A, R2A))
+    begun.lose(20, 2)
+    plan = begun.again(R2B)
     assert plan is not None
-    assert (plan.iteration, plan.origin.source, plan.origin.lost) == (20, Source.NEIGHBOURS, (1,))
+    assert (plan.iteration, plan.origin.holders_of(2)) == (20, (R2A,))
 
 
 def test_with_a_stage_of_which_nobody_can_go_back_that_is_mixed_too() -> None:
@@ -227,3 +234,9 @@ def test_with_a_stage_of_which_nobody_can_go_back_that_is_mixed_too() -> None:
     plan = begun.again(R3A, R2A, R2B)
     assert plan is not None
     assert (plan.origin.source, plan.origin.lost) == (Source.NEIGHBOURS, (1, 2))
+
+
+def test_without_neighbours_there_is_no_way_on() -> None:
+    run = Run(("d0",))
+    assert run.decide() is None
+    assert run.recovery.hopeless

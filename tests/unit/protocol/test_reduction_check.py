@@ -2,8 +2,7 @@
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.fingerprints import NUM_SUMS, Sketch
-from decod.protocol.core.messages import AuditedShares
-from decod.protocol.core.messages.audit_messages import AuditCase
+from decod.protocol.core.messages.audit_messages import AuditCase, AuditedShares
 from decod.protocol.strategy.auditor import ReductionCheck
 from tests.unit.protocol.cast import R1A, R1B
 

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from decod.ids import FlowId, Iteration, MicrobatchId, NodeId
+from decod.ids import FlowId, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import noted
 from decod.protocol.core.view import View
-from decod.protocol.strategy.data_share import Deferrals, Learners
+from decod.protocol.strategy.data_share import Learners
 from decod.protocol.strategy.microbatch import HeldMicrobatch
 from decod.run.training_config import SyncConfig
 from tests.unit.protocol.cast import (
@@ -87,36 +86,3 @@ def test_the_oldest_are_forgotten_if_there_are_too_many(monkeypatch: pytest.Monk
         commit(learners, mb(iteration))
     change(context, "d0", "r1b", "r2b")
     assert learners.take_lost() == {mb(2), mb(3)}
-
-
-# --- when they are read ---------------------------------------------------------------------------
-
-
-def due(deferrals: Deferrals, num_again: int) -> list[MicrobatchId]:
-    found, _ = deferrals.due((0,), num_again=num_again)
-    return found
-
-
-def test_an_iteration_takes_some_of_them_and_none_is_given_up() -> None:
-    context = data_node()
-    context.iteration = Iteration(9, 1)
-    deferrals = Deferrals(context)
-    (note,) = deferrals.read_again({mb(1), mb(2), mb(3)})
-    assert note == noted("learning.repeated", num_microbatches=3, num_waiting=3)
-    assert deferrals.read_again({mb(2)}) == []
-    assert not deferrals.microbatches, "they are not put off"
-    assert due(deferrals, 2) == [mb(1), mb(2)]
-    deferrals.committed([mb(1)], [mb(2)], marked=False)
-    for _ in range(9):
-        context.iteration = replace(context.iteration, number=context.iteration.number + 1)
-        assert due(deferrals, 2) == [mb(2), mb(3)]
-        deferrals.committed([], [mb(2), mb(3)], marked=False)
-    context.iteration = replace(context.iteration, number=30)
-    assert due(deferrals, 1) == [mb(2)]
-
-
-def test_no_more_than_so_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decod.protocol.strategy.data_share.WAITING_MAX", 2)
-    deferrals = Deferrals(data_node())
-    deferrals.read_again({mb(1), mb(2), mb(3)})
-    assert deferrals.again == {mb(1), mb(2)}

@@ -7,7 +7,7 @@ from decod.protocol.core.effects import Effect, FetchState, Send, StartJob, Stop
 from decod.protocol.core.era import Mark, Origin, Source, StateHolders
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed
 from decod.protocol.core.jobs import Built, Load, Mix
-from decod.protocol.core.messages import Leave, Suspect
+from decod.protocol.core.messages.membership_messages import Leave, Suspect
 from decod.protocol.core.view import Opening, View
 from decod.protocol.state.rollback import Rollback
 from decod.protocol.state.stage_state import StageState
@@ -89,6 +89,14 @@ def test_what_comes_is_loaded_and_anything_else_is_fetched_again() -> None:
     here, _ = node.end(node.fetched(1), "h1")
     assert here
     assert not node.rollback.active
+
+
+def test_who_holds_the_state_has_nothing_to_do() -> None:
+    node = Node()
+    node.stage.iteration = 20
+    begun = opening(Source.KEPT, holders=HOLDERS)
+    assert node.rollback.begin(begun, entering=False, moved=False) == []
+    assert node.stage.loaded
 
 
 def test_a_given_start_comes_from_the_leader() -> None:

@@ -9,12 +9,13 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Fault, JobFinished, SendFailed
 from decod.protocol.core.jobs import Inspect, Nothing, StepAhead
-from decod.protocol.core.messages import LinkProbe, Message, Open, Outcome
+from decod.protocol.core.messages.decision_messages import Open, Outcome
+from decod.protocol.core.messages.routing_messages import LinkProbe
+from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.messages.server_messages import (
     Fetch,
     Folded,
     Given,
-    Holding,
     Leg,
     Missing,
     Offer,
@@ -141,25 +142,6 @@ def test_a_server_takes_in_what_concerns_forward_passes() -> None:
     assert frontal.entries[M].unable == {C1B}
     node.hear(Taken(*ONE, C1A))
     assert frontal.entries[M].maker == C1A
-
-
-def test_a_server_takes_in_what_concerns_backward_passes() -> None:
-    node = server()
-    backward = node.strategy.backward
-    assert backward is not None
-    node.hear(Offer(ITERATION, 1, 2, 0.5), C1A)
-    node.hear(gradient(M, Leg.ONWARD))
-    assert backward.outputs[M].worker == C1A
-    assert notes_of(node.hear(Unable(*ONE, "no", 1), C1A)) == ["task.given_up"]
-    node.hear(Folded(*ONE), C1A)
-    assert backward.work() == {C1A: 1}
-    node.hear(Holding(AveragingId(ITERATION, 1), (), (), (mb(1),)), C1A)
-    assert backward.work() == {C1A: 1}, "nobody asked: it is an old one that comes again"
-    node.hear(activation(M, Leg.ONWARD))
-    node.hear(Fetch(*ONE), C1A)
-    node.hear(gradient(M, Leg.RESULT), C1A)
-    (returned,) = sent(node.look(Inspect(M, is_gradient=True)))
-    assert returned == (D0, gradient(M, Leg.ONWARD))
 
 
 def test_a_data_node_hears_that_an_iteration_can_not_be_ended() -> None:

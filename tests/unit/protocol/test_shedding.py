@@ -5,7 +5,7 @@ from decod.protocol.core.effects import Effect, StartJob
 from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.jobs import Backward, Drop, Forward, Nothing
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.messages import BackwardGradient, ForwardActivation
+from decod.protocol.core.messages.microbatch_messages import BackwardGradient, ForwardActivation
 from decod.protocol.flows.building import RelayFlow
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from tests.support.flows import relay_flows

@@ -7,19 +7,10 @@ import pytest
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send, Stop
-from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
+from decod.protocol.core.messages.membership_messages import Capacity, CapacityAnswer, Leave
 from decod.protocol.core.view import View
 from decod.protocol.leadership.availability import Availability
-from tests.unit.protocol.cast import (
-    D0,
-    R1A,
-    STRANGER,
-    context_of,
-    member,
-    notes_of,
-    sent,
-    view_of,
-)
+from tests.unit.protocol.cast import D0, R1A, STRANGER, context_of, member, notes_of, sent, view_of
 
 BOTH = view_of("d0", "r1a", "r1b")
 PAUSED = view_of("d0", member("r1a", capacity=0), "r1b", version=2)
@@ -63,12 +54,12 @@ def test_an_answer_is_told_once_and_only_to_the_last_wish() -> None:
     assert standing.answered(D0, CapacityAnswer(2, "")) == []
 
 
-def test_an_agreement_may_be_taken_back() -> None:
+def test_what_was_refused_is_not_said_again() -> None:
     standing, _ = leadership_part_of()
     standing.pause(0.0, paused=True)
-    standing.answered(D0, CapacityAnswer(1, ""))
     assert notes_of(standing.answered(D0, CapacityAnswer(1, "no"))) == ["capacity.refused"]
     assert standing.overdue(5.0) == []
+    assert standing.answered(D0, CapacityAnswer(1, "no")) == []
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 """A stage's state: fetched from members, handed to others."""
 
-import pytest
-
+from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import FetchState, Note, RefuseState, Stop
-from decod.protocol.core.events import StateFetched, StateRequested
-from decod.protocol.core.jobs import SnapshotTaken
-from decod.protocol.core.messages import Differs
+from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested
+from decod.protocol.core.jobs import Load, SnapshotTaken
+from decod.protocol.core.messages.averaging_messages import Differs
 from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     D0,
@@ -25,6 +24,12 @@ from tests.unit.protocol.cast import (
 NEW = [member(f"r1{letter}", since_iteration=4) for letter in "xyz"]
 VIEW = view_of("d0", "r1a", "r1b", *NEW)
 X, Y, Z = (m.node_id for m in NEW)
+
+
+def fetch_of(effects: object) -> list[NodeId]:
+    """Return the donors that are to be asked, best first; nothing if none are."""
+    assert isinstance(effects, list)
+    return [donor for e in effects if isinstance(e, FetchState) for donor in e.donors]
 
 
 # --- loading --------------------------------------------------------------------------------------
@@ -70,18 +75,6 @@ def test_who_leads_and_can_have_no_state_asks_nobody_to_let_it_go() -> None:
     assert len(left) == 1
 
 
-@pytest.mark.parametrize(
-    ("stage", "iteration", "loaded"), [(1, 3, False), (1, 4, True), (2, 4, False)]
-)
-def test_state_that_is_not_wanted_is_freed(stage: int, iteration: int, loaded: bool) -> None:
-    state = StageState(context_of(X, VIEW), not_called)
-    state.enter(4)
-    state.loaded = loaded
-    effects = state.fetched(StateFetched(stage, iteration, "{}", tensor(1)))
-    assert freed(effects) == [1]
-    assert jobs_of(effects) == []
-
-
 # --- giving ---------------------------------------------------------------------------------------
 
 
@@ -95,6 +88,18 @@ def holder(iteration: int = 4) -> tuple[StageState, Context]:
 
 def ask(request_id: int, iteration: int = 4, *, with_optimizer: bool = True) -> StateRequested:
     return StateRequested(request_id, 1, iteration, with_optimizer)
+
+
+def test_what_a_node_asked_for_as_a_candidate_is_not_loaded_over_its_proposal() -> None:
+    """It entered on its way to the state: the last average is coming, and a state may come too."""
+    context = context_of(X, VIEW)
+    state = StageState(context, not_called)
+    state.lacks(4, "")
+    effects = state.fetched(StateFetched(1, 4, "{}", tensor(1)))
+    assert (jobs_of(effects), freed(effects)) == ([], [1])
+    assert state.fetch_failed(StateFetchFailed(1, 4, "gone")) == []
+    assert fetch_of(state.fetch_entered())
+    assert jobs_of(state.fetched(StateFetched(1, 4, "{}", tensor(2)))) == [Load(4, "{}")]
 
 
 def test_no_more_than_64_requests_wait() -> None:

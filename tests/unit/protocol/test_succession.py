@@ -4,17 +4,9 @@ from decod.ids import Iteration
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
-from decod.protocol.core.messages import Prepared
 from decod.protocol.core.messages import decision_messages as em
-from tests.unit.protocol.cast import (
-    D0,
-    D1,
-    R1A,
-    R1B,
-    STRANGER,
-    configured,
-    suspect,
-)
+from decod.protocol.core.messages.membership_messages import Prepared
+from tests.unit.protocol.cast import D0, D1, R1A, R1B, STRANGER, configured, suspect
 from tests.unit.protocol.leading import CONFIG, Run
 from tests.unit.protocol.world import World
 

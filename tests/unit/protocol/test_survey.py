@@ -10,18 +10,8 @@ from decod.protocol.core.durations import STALE_S
 from decod.protocol.core.effects import Effect, ProbeLink, Send
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.view import View
-from decod.protocol.links.measuring import (
-    SURVEY_INTERVAL_S,
-    LinkMeasuring,
-)
-from tests.unit.protocol.cast import (
-    D0,
-    ITERATION,
-    R1A,
-    R2A,
-    RUN,
-    view_of,
-)
+from decod.protocol.links.measuring import SURVEY_INTERVAL_S, LinkMeasuring
+from tests.unit.protocol.cast import D0, ITERATION, R1A, R2A, RUN, view_of
 from tests.unit.protocol.world import World
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")

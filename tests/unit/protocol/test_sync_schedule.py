@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.protocol.core.messages import BeginAggregation, Ready
-from decod.protocol.core.messages.averaging_messages import StageAverages
+from decod.protocol.core.messages.averaging_messages import BeginAggregation, Ready, StageAverages
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.run.model_config import StagesConfig
@@ -53,10 +52,16 @@ def test_somebody_who_leaves_gets_an_average_of_all_fragments(every: int) -> Non
 RELAY = Member(NodeId("r1"), "host:1", Role.RELAY, 1, 4)
 
 
-def test_a_new_leader_knows_that_an_average_comes_early() -> None:
-    made = schedule()
-    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=Iteration(0, 0)))
-    assert not made.is_local(Iteration(2, 1))
+@pytest.mark.parametrize(("overlaps", "first_known"), [(False, 6), (True, 7)])
+def test_a_new_leader_counts_what_it_has_seen_from_the_beginning(
+    first_known: int, *, overlaps: bool
+) -> None:
+    made = schedule(overlaps=overlaps)
+    zero = Iteration(0, 0)
+    made.resume(Opening(Iteration(2, 1), Iteration(1, 1), VIEW, averaged=zero, due=3))
+    for number in range(2, first_known):
+        assert not commit(made, number, (1, 0))
+    assert commit(made, first_known, (1, 0))
 
 
 @pytest.mark.parametrize(

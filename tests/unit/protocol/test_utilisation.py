@@ -10,19 +10,15 @@ from decod.protocol.core.context import Context
 from decod.protocol.core.effects import ReadKept
 from decod.protocol.core.era import Kept, Mark
 from decod.protocol.core.events import KeptRead, StateForgotten, StateKept
-from decod.protocol.core.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
+from decod.protocol.core.messages.decision_messages import (
+    NodeLoad,
+    UtilisationAnswer,
+    UtilisationQuery,
+)
 from decod.protocol.core.view import Opening
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.state.rollback import Mirrors, inventory
-from tests.unit.protocol.cast import (
-    D0,
-    ITERATION,
-    R1B,
-    configured,
-    context_of,
-    sent,
-    view_of,
-)
+from tests.unit.protocol.cast import D0, ITERATION, R1B, configured, context_of, sent, view_of
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
 QUERY = UtilisationQuery(1, ITERATION)
@@ -95,3 +91,8 @@ def test_a_host_reads_what_it_keeps_before_it_tells_of_it() -> None:
     assert leaf.told(StateForgotten(2, 20)) == []
     assert kept_of(leaf.told(KeptRead((WHOLE, BAD)))) == (WHOLE,)
     assert kept_of(leaf.queried(replace(KEPT, query_id=2))) == (WHOLE,), "once in an iteration"
+
+
+def test_what_nobody_can_go_back_to_is_not_read() -> None:
+    *_, leaf = holder(R1B, USELESS, Kept(1, 10, "not what was committed"))
+    assert len(kept_of(leaf.queried(KEPT))) == 2

@@ -12,14 +12,16 @@ from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.fingerprints import ERROR_MAX
 from decod.protocol.core.jobs import Replayed
-from decod.protocol.core.messages import (
+from decod.protocol.core.messages.audit_messages import (
     Audit,
+    AuditCase,
     AuditedPass,
     AuditedShares,
     AuditedTensor,
-    ForwardActivation,
+    AuditedWork,
+    Finding,
 )
-from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork, Finding
+from decod.protocol.core.messages.microbatch_messages import ForwardActivation
 from decod.protocol.core.proofs import Subject
 from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits, unproven
 from decod.run.protocol_config import AuditConfig, ProtocolConfig

@@ -3,20 +3,8 @@
 import pytest
 
 from decod.protocol.core.jobs import Backward, Drop, Embed, Forward
-from decod.protocol.core.messages.server_messages import (
-    Leg,
-    Unable,
-)
-from tests.unit.protocol.cast import (
-    B1A,
-    B1B,
-    F1A,
-    configured,
-    freed,
-    jobs_of,
-    sent,
-    settle,
-)
+from decod.protocol.core.messages.server_messages import Leg, Unable
+from tests.unit.protocol.cast import B1A, B1B, F1A, configured, freed, jobs_of, sent, settle
 from tests.unit.protocol.servers_cast import activation
 from tests.unit.protocol.worker_cast import M, N, WorkerBench, refusal
 

@@ -1,16 +1,8 @@
 """What a worker does when servers of its stage are lost."""
 
 from decod.protocol.core.jobs import Backward, Drop, Forward
-from decod.protocol.core.messages.server_messages import (
-    Holding,
-)
-from tests.unit.protocol.cast import (
-    configured,
-    jobs_of,
-    mb,
-    sent,
-    settle,
-)
+from decod.protocol.core.messages.server_messages import Holding
+from tests.unit.protocol.cast import configured, jobs_of, mb, sent, settle
 from tests.unit.protocol.worker_cast import M, N, WorkerBench
 
 

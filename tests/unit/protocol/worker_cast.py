@@ -3,21 +3,9 @@
 from decod.ids import NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Backward, Forward
-from decod.protocol.core.messages.server_messages import (
-    Leg,
-    Revoke,
-    Taken,
-    Unable,
-)
+from decod.protocol.core.messages.server_messages import Leg, Revoke, Taken, Unable
 from decod.protocol.strategy.servers.worker import TaskPhase, Worker
-from tests.unit.protocol.cast import (
-    B1A,
-    C1A,
-    C1B,
-    ITERATION,
-    mb,
-    member,
-)
+from tests.unit.protocol.cast import B1A, C1A, C1B, ITERATION, mb, member
 from tests.unit.protocol.servers_cast import Bench, gradient, stage
 
 M, N = mb(0), mb(3)

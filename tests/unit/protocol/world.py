@@ -16,12 +16,9 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
-from decod.protocol.core.context import (
-    Identity,
-    RunFacts,
-)
-from decod.protocol.core.messages import Message, Open
-from decod.protocol.core.messages.scopes import Way
+from decod.protocol.core.context import Identity, RunFacts
+from decod.protocol.core.messages.decision_messages import Open
+from decod.protocol.core.messages.scopes import Message, Way
 from decod.protocol.core.view import Member, Role, ViewChange
 from decod.protocol.node_machine import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline

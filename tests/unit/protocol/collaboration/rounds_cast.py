@@ -10,8 +10,8 @@ from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.collaboration.peer import PeerMachine
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
-from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.round_messages import Height, PeerEntry, Progress, Roll, Standing
+from decod.protocol.core.messages.scopes import Message
 
 _T = TypeVar("_T")
 

@@ -5,7 +5,7 @@ from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
-from decod.protocol.core.messages import ReducedPart
+from decod.protocol.core.messages.averaging_messages import ReducedPart
 from decod.protocol.core.messages.round_messages import (
     BeginRound,
     CloseRound,

@@ -6,25 +6,9 @@ from decod.protocol.collaboration.loop import DeliverAverage
 from decod.protocol.core.compute_queue import TensorStore
 from decod.protocol.core.events import Tensor
 from decod.protocol.core.messages.round_messages import PAST_MAX, Height
-from tests.unit.protocol.collaboration.rounds_cast import (
-    CONFIG,
-    START,
-    B,
-    events_of,
-    height,
-)
+from tests.unit.protocol.collaboration.rounds_cast import CONFIG, START, B, events_of, height
 
 # --- heights --------------------------------------------------------------------------------------
-
-
-def test_samples_since_a_state_that_others_have_had_too_are_lost() -> None:
-    past = Past(START)
-    past.advance(height(1), 32)
-    past.advance(height(2), 40)
-    past.advance(height(3), 50)
-    assert past.num_since([height(1).state_id]) == 90
-    assert past.num_since([height(3).state_id, height(1).state_id]) == 0
-    assert past.num_since(["unknown"]) == 122
 
 
 def test_a_past_is_bounded_and_begins_anew_with_another_state() -> None:

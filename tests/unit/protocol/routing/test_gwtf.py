@@ -9,13 +9,7 @@ from random import Random
 import pytest
 
 from decod.ids import FlowId, NodeId
-from decod.lab.sim.routing_trial import (
-    Negotiated,
-    Society,
-    Weather,
-    negotiate,
-    settling_rounds,
-)
+from decod.lab.sim.routing_trial import Negotiated, Society, Weather, negotiate, settling_rounds
 from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
 from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages.routing_messages import (
