@@ -20,7 +20,7 @@ from decod.net.join_string import JoinString
 from tests.support.checkpoints import write_checkpoint
 from tests.support.members import data_node, volunteer
 from tests.unit.daemon.nodes import RUN_ID
-from tests.unit.daemon.test_leader import options
+from tests.unit.daemon.test_leader_daemon import options
 
 ME = data_node("me")
 GOES_ON = JoinString(root=ME.root, addresses=("d1:7700",))

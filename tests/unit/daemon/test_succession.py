@@ -12,7 +12,7 @@ from decod.protocol.core.context import Promise
 from decod.protocol.core.effects import Note
 from decod.protocol.core.view import Member, Role, View
 from tests.unit.daemon.nodes import STRANGER, make_node, tell
-from tests.unit.daemon.test_leader import options
+from tests.unit.daemon.test_leader_daemon import options
 from tests.unit.daemon.test_status import give_core
 
 OTHER = NodeId("c" * 52)

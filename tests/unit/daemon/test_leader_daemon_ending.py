@@ -20,7 +20,7 @@ from decod.protocol.core.events import AverageRequested, BlockCommits, DrainRequ
 from decod.protocol.leadership.leader import LeaderState
 from tests.support.noted import noted
 from tests.unit.daemon.nodes import STRANGER, give_driver, make_node
-from tests.unit.daemon.test_leader import options
+from tests.unit.daemon.test_leader_daemon import options
 from tests.unit.protocol.cast import view_of
 
 NO_ROOM = HardwareError("the disk is full", why="nothing fits", fix="make room")

@@ -14,7 +14,7 @@ from decod.daemon.pausing import keeper
 from decod.daemon.pausing.keeper import Pausing
 from decod.daemon.pausing.pause_probes import GpuProcess, OwnGpu, Probe, Sighting, make_probes
 from decod.errors import NetworkError, RejectedError
-from tests.unit.daemon.test_pause_rules import FakeNvml
+from tests.unit.daemon.test_pause_probes import FakeNvml
 from tests.waiting import wait_until
 
 RULES = tuple(PauseRule)
