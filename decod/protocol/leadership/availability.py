@@ -18,7 +18,7 @@ A node whose device runs out of memory again asks for one microbatch less at a t
 """
 
 import math
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -170,8 +170,6 @@ class Partings:
         self._stakes: dict[NodeId, Stake] = {}
         self._taken: dict[NodeId, int] = {}
         """The capacities that members had before they got no more work."""
-        self.average_travels: Callable[[], bool] = lambda: False
-        """Whether an average is on its way at the leader."""
 
     def ask(self, node: NodeId) -> None:
         """A member wants to leave; asking again changes nothing."""
@@ -192,13 +190,12 @@ class Partings:
         return self._stakes.get(node, Stake.FREE) is Stake.FREE
 
     def hurry(self, needed: Container[NodeId]) -> bool:
-        """Whether an average should come early. While one travels, all would have to wait for it.
+        """Whether somebody waits for an average, so that one should come early.
 
         Args:
             needed: Those that could not go anyway.
         """
-        waiting = any(not self.free(node) and node not in needed for node in self._stakes)
-        return waiting and not self.average_travels()
+        return any(not self.free(node) and node not in needed for node in self._stakes)
 
     def committed(
         self, view: View, *, averaged: bool, whole: bool = True, last: bool

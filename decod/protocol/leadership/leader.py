@@ -69,6 +69,7 @@ from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import IterationProgress, Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.leadership.utilisation import Polling
+from decod.protocol.strategy.strategy import Strategy
 from decod.run.run_config import RunConfig
 
 _FAILURES_MAX = 5
@@ -185,13 +186,13 @@ class Leader:
         node_id: NodeId,
         run: RunConfig,
         facts: RunFacts,
-        agreed_epoch: Callable[[], int],
+        strategy: Strategy,
         around: Callable[[NodeId, Message], list[Effect]] = lambda *_: [],
         rng: Random = _NO_AUDITS_DRAWN,
     ) -> None:
         self.node_id = node_id
-        self._agreed_epoch = agreed_epoch
-        """The settlement to use in an iteration that opens now."""
+        self._strategy = strategy
+        """Of the leader's own node."""
         self.run = run
         self.start_iteration = facts.start_iteration
         config = run.protocol
@@ -545,7 +546,7 @@ class Leader:
         resized = self.capacities.pending(self.view) or self.partings.pending(self.view)
         changed = gone or comes or (not done and resized)
         view = self._next_view(without=gone, admit=comes) if changed else self.view
-        epoch = 0 if changed else self._agreed_epoch()
+        epoch = 0 if changed else self._strategy.agreed_epoch
         next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
         voted = (vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
@@ -619,7 +620,9 @@ class Leader:
         assert self.committed < next_iteration, (self.committed, next_iteration)
         electors = self.quorum.told_with(view)
         recovery = self.recovery
-        if self.partings.hurry(still_needed(view, self.leaving)):
+        # While an average travels, all would have to wait for it.
+        travels = self._strategy.average_travels
+        if not travels and self.partings.hurry(still_needed(view, self.leaving)):
             self.sync.hasten(next_iteration)
         how |= {"marks": recovery.marks, "origin": recovery.origin}
         how |= self.sync.told(self.committed, next_iteration, view)

@@ -286,29 +286,25 @@ class Leadership:
         forwarding: Forwarding,
         rng: Random,
     ) -> None:
-        self._forwarding = forwarding
-        self.leader: Leader | None = None
-        if context.view.leader == context.node_id:
-            self.leader = self._leader_of(context, facts, strategy, forwarding, rng)
-        self.election = Election(context, rng, facts.promise, self._hashes)
-        self.handover = Handover(context, self.election)
         self._context = context
         self._rng = rng
         self._facts = facts
         self._strategy = strategy
+        self._forwarding = forwarding
+        leads = context.view.leader == context.node_id
+        self.leader = self._new_leader() if leads else None
+        self.election = Election(context, rng, facts.promise, self._hashes)
+        self.handover = Handover(context, self.election)
         self._beat_s: float | None = None
         self._told_s: dict[NodeId, float] = {}
         """When nodes that are behind in terms were last told."""
 
-    @staticmethod
-    def _leader_of(
-        context: Context, facts: RunFacts, strategy: Strategy, forwarding: Forwarding, rng: Random
-    ) -> Leader:
-        def agreed_epoch() -> int:
-            return strategy.agreed_epoch
-
-        leader = Leader(context.node_id, context.run, facts, agreed_epoch, forwarding.around, rng)
-        leader.partings.average_travels = lambda: strategy.average_travels
+    def _new_leader(self) -> Leader:
+        context = self._context
+        around = self._forwarding.around
+        leader = Leader(
+            context.node_id, context.run, self._facts, self._strategy, around, self._rng
+        )
         leader.recovery.has_start = not context.fetches_initial
         return leader
 
@@ -487,12 +483,9 @@ class Leadership:
         won = self.election.campaign.take()
         if won is None:
             return []
-        strategy = self._strategy
-        self.leader = leader = self._leader_of(
-            self._context, self._facts, strategy, self._forwarding, self._rng
-        )
+        self.leader = leader = self._new_leader()
         won = replace(won, resigned=self.handover.resigned)
-        return leader.take_over(now_s, won, strategy.begun) + self.exclude(now_s)
+        return leader.take_over(now_s, won, self._strategy.begun) + self.exclude(now_s)
 
     def exclude(self, now_s: float) -> list[Effect]:
         """Go on without members that are banned, and forget candidates that are. These are told,

@@ -43,7 +43,8 @@ class Run:
             protocol=config,
         )
         self.agreed_epoch = 0
-        self.leader = Leader(D0, settings, FACTS, lambda: self.agreed_epoch)
+        self.average_travels = False
+        self.leader = Leader(D0, settings, FACTS, self)  # It stands for the strategy, too.
         self.leader.polling.start(0.0)
         self.incarnations = itertools.count(1)
         for node in relays:
