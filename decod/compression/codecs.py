@@ -77,7 +77,8 @@ def candidates(coding: SparseCoding, num_elements: int, seed: int, device: torch
 
 def encode_sparse(coding: SparseCoding, values_N: Tensor, seed: int) -> Tensor:
     """Return a run of numbers as bytes, (C,) uint8. See `encode`."""
-    device, num_elements = values_N.device, values_N.numel()
+    device = values_N.device
+    num_elements = values_N.numel()
     chosen_M = values_N[candidates(coding, num_elements, seed, device)]
     num_blocks = -(-chosen_M.numel() // BLOCK_SIZE)
     missing = num_blocks * BLOCK_SIZE - chosen_M.numel()
@@ -101,7 +102,8 @@ def encode_sparse(coding: SparseCoding, values_N: Tensor, seed: int) -> Tensor:
 
 def decode_sparse(coding: SparseCoding, coded_C: Tensor, num_elements: int, seed: int) -> Tensor:
     """Return the numbers that bytes stand for, (N,) float32. See `decode`."""
-    device, kept = coded_C.device, coding.num_kept
+    device = coded_C.device
+    kept = coding.num_kept
     num_candidates = coding.num_candidates(num_elements)
     num_blocks = -(-num_candidates // BLOCK_SIZE)
     sizes = [num_blocks * SCALE_BYTES, num_blocks * kept, num_blocks * (kept // 2)]
@@ -123,7 +125,8 @@ def decode_sparse(coding: SparseCoding, coded_C: Tensor, num_elements: int, seed
     return values_N
 
 
-_CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 18, 1 << 24
+_CHUNK_SIZE = 1 << 18
+_CHUNK_SIZE_CUDA = 1 << 24
 """Elements that are handled at a time."""
 
 _ROUNDER = 1.5 * 2**23
@@ -215,7 +218,8 @@ def _padded(values_N: Tensor, num_blocks: int, block_size: int) -> Tensor:
 
 
 def _encode_blockwise(coding: BlockCoding, values_N: Tensor) -> Tensor:
-    num_blocks, half = coding.num_blocks(values_N.numel()), coding.block_size // 2
+    num_blocks = coding.num_blocks(values_N.numel())
+    half = coding.block_size // 2
     coded_C = torch.empty(
         coding.num_bytes(values_N.numel()), dtype=torch.uint8, device=values_N.device
     )
@@ -235,7 +239,8 @@ def _encode_blockwise(coding: BlockCoding, values_N: Tensor) -> Tensor:
 
 
 def _decode_blockwise(coding: BlockCoding, coded_C: Tensor, num_elements: int) -> Tensor:
-    num_blocks, half = coding.num_blocks(num_elements), coding.block_size // 2
+    num_blocks = coding.num_blocks(num_elements)
+    half = coding.block_size // 2
     coded_C = _aligned(coded_C)
     scales_B = coded_C[: num_blocks * SCALE_BYTES].view(torch.float32)
     check_scales(scales_B)

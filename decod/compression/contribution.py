@@ -34,7 +34,9 @@ class Means:
     """
 
     def __init__(self, plan: Plan, *, seed: int, dtype: torch.dtype) -> None:
-        self.plan, self._seed, self._dtype = plan, seed, dtype
+        self.plan = plan
+        self._seed = seed
+        self._dtype = dtype
         self.lefts: list[Tensor] = []
         """The agreed left factors, of each matrix that has factors."""
         self._phases: list[Tensor] = []
@@ -117,7 +119,8 @@ class Means:
 
     def _factors(self, values_V: Tensor, side: int) -> list[Tensor]:
         """Return the factors of one side that a phase's numbers hold, (X, R) or (Y, R)."""
-        found, begin = list[Tensor](), 0
+        found = list[Tensor]()
+        begin = 0
         for shape, rank, _ in self.plan.parameters():
             if rank:
                 length = rows_and_columns(shape)[side]
@@ -171,14 +174,17 @@ class CodedContribution:
 
     def __init__(self, plan: Plan, sum_P: Tensor, guide_P: Tensor, *, seed: int) -> None:
         assert sum_P.shape == guide_P.shape == (plan.num_elements,), (sum_P.shape, guide_P.shape)
-        self._plan, self._sum_P, self._guide_P, self._seed = plan, sum_P, guide_P, seed
+        self._plan = plan
+        self._sum_P = sum_P
+        self._guide_P = guide_P
+        self._seed = seed
         self.means = Means(plan, seed=seed, dtype=sum_P.dtype)
         self._sent = [
             torch.zeros(sum(s.num_elements for s in sections), dtype=sum_P.dtype).to(sum_P.device)
             for sections in plan.phases
         ]
-        """Of each phase, what is in the coded means by this member: its numbers as others decode
-        them, without what it left out of the means that it has coded. (V,)."""
+        """For each phase, what this member has put into the coded means: its numbers as others
+        decode them, without what it left out of the means that it has coded. (V,)."""
 
     def parts(self, phase: int, num_parts: int) -> list[Tensor]:
         """Return this member's numbers of a phase, cut and coded: (C,) uint8 for each part.

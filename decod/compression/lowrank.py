@@ -22,14 +22,16 @@ from torch import Tensor
 _RIDGE = 1e-7
 """Added to a Gram matrix, as a share of its mean eigenvalue."""
 
-_LEFT_BITS, _RIGHT_BITS = 18, 24
-"""Of the whole numbers in place of the factors of a product, at most."""
+_LEFT_BITS = 18
+_RIGHT_BITS = 24
+"""Bits of the whole numbers in place of the factors of a product, at most."""
 
 _EXACT_BITS = 53
 """Whole numbers of so many bits are exact in float64, and so are their sums."""
 
-_EXPONENT_BIAS, _MANTISSA_BITS = 1023, 52
-"""Of a float64."""
+_EXPONENT_BIAS = 1023
+_MANTISSA_BITS = 52
+"""Parts of a float64."""
 
 
 def _whole(values_XR: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -158,7 +160,8 @@ def effective_rank(left_XR: Tensor, right_YR: Tensor) -> float:
     Source: The effective rank (Roy and Vetterli, EUSIPCO 2007). The paper names none.
     """
     # Singular values of P Q^T are those of L^T Q^T, where L L^T = P^T P.
-    wide_XR, wide_YR = left_XR.to(torch.float64), right_YR.to(torch.float64)
+    wide_XR = left_XR.to(torch.float64)
+    wide_YR = right_YR.to(torch.float64)
     gram_RR = wide_XR.T @ wide_XR
     gram_RR.diagonal().add_(_RIDGE)
     root_RR = torch.linalg.cholesky(gram_RR)

@@ -158,14 +158,15 @@ class CompressionConfig:
     method: Method = Method.NONE
     """How contributions and averages travel."""
     rank: int = 64
-    """Of the factors, for low-rank methods. The shape of a matrix bounds it. At least 1."""
+    """The rank of the factors, for low-rank methods. The shape of a matrix bounds it. At least
+    1."""
     random_ratio: float = 0.1
     """Share of elements that are candidates, for `cocktail`. In (0, 1]."""
     top_ratio: float = 0.08
     """Share of the candidates that travel, for `cocktail`. In (0, 1]."""
     bits: int = 0
-    """Of each number that is neither dropped nor factored: 4, 8, 16 or 32. 0: as the method has
-    it. Not for `cocktail`."""
+    """The bits of each number that is neither dropped nor factored: 4, 8, 16 or 32. 0: as the
+    method has it. Not for `cocktail`."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -257,7 +258,8 @@ def make_plan(shapes: Sequence[Shape], config: CompressionConfig, *, wide: str =
         config: The method.
         wide: Dtype of what isn't rounded: `float32`, or `float64` for models in float64.
     """
-    method, num_elements = config.method, sum(map(math.prod, shapes))
+    method = config.method
+    num_elements = sum(map(math.prod, shapes))
     ranks = tuple(rank_of(shape, config.rank) if method.has_factors else 0 for shape in shapes)
     whole = _coding_of(config, wide)
     if method is Method.COCKTAIL:
@@ -313,11 +315,11 @@ class Fragment:
     """Parameters that are averaged together."""
 
     index: int
-    """From 1. 0: all parameters."""
+    """The fragment's number, from 1. 0: all parameters."""
     here: slice
     """Their elements in the flat buffer."""
     shapes: tuple[Shape, ...]
-    """In the order of the flat buffer."""
+    """Shapes of the parameters, in the order of the flat buffer."""
 
     @property
     def num_elements(self) -> int:
@@ -346,7 +348,8 @@ class StagePlans:
         *,
         wide: str = "float32",
     ) -> None:
-        self._config, self._wide = config, wide
+        self._config = config
+        self._wide = wide
         shapes = tuple(shapes)
         if not 1 <= num_fragments <= len(shapes):
             raise CompressionError(

@@ -52,20 +52,22 @@ class BlockError(DataError):
 
     def __init__(self, problems: Mapping[Block, DataError]) -> None:
         self.blocks = tuple(problems)[:BLOCKS_TOLD_MAX]
-        first, more = next(iter(problems.values())), len(problems) - 1
+        first = next(iter(problems.values()))
+        more = len(problems) - 1
         what = f"{first.what} (and {more} more blocks are bad)" if more else first.what
         super().__init__(what, why=first.why, fix=first.fix, code=first.code)
 
 
 BLOCKS_FOLDER = "blocks"
 LOCK_FILE = ".lock"
-"""In the cache's folder. Whoever changes more than one file holds its lock."""
+"""A file in the cache's folder. Whoever changes more than one file holds its lock."""
 
 _UNFINISHED = ".part-"
 _UNFINISHED_MAX_S = 3600.0
 """An older file was left by a process that was killed."""
 _KEPT_SHARE = 0.9
-"""Of the limit, once blocks are removed. So a search for the oldest pays for many new ones."""
+"""The share of the limit that is kept, once blocks are removed. So a search for the oldest pays for
+many new ones."""
 
 
 def is_cached(folder: Path) -> bool:
@@ -87,7 +89,7 @@ class BlockCache:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._held_bytes: int | None = None
-        """Of the whole cache, roughly. None: not counted yet."""
+        """The size of the whole cache, roughly. None: not counted yet."""
         self._new_bytes = 0
         """Added since the last count."""
 

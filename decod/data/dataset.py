@@ -143,7 +143,8 @@ class Dataset:
 
     @property
     def folder(self) -> Path | None:
-        """Where another process of this host can open the corpus, too; None if nowhere."""
+        """The folder where another process of this host can open the corpus, too; None if
+        nowhere."""
         return self.reader.folder
 
     @property
@@ -163,7 +164,8 @@ class Dataset:
         entry = self.index.tokenizer
         tokenizer: Tokenizer = BytesTokenizer()
         if entry.kind == "tokenizer.json":
-            name, content = self.reader.name(TOKENIZER_FILE), self.reader.read_tokenizer()
+            name = self.reader.name(TOKENIZER_FILE)
+            content = self.reader.read_tokenizer()
             bos = NO_BOS if entry.bos_id is None else entry.bos_id
             if hashlib.sha256(content).hexdigest() != entry.sha256:
                 raise altered(name)
@@ -313,7 +315,8 @@ class Dataset:
                 num_tokens += int(end) - start
                 if end < len(tokens):
                     yield beginning, num_tokens
-                    beginning, num_tokens = [], 0
+                    beginning = []
+                    num_tokens = 0
                 start = int(end) + 1
 
     def close(self) -> None:
@@ -340,7 +343,8 @@ class Dataset:
 
     def _spans(self, position: int, num_tokens: int) -> Iterator[tuple[Block, int, int]]:
         """Yield what tokens from `position` on lie in: block, first token in it, their number."""
-        done, item_size_bytes = 0, self.index.item_size_bytes
+        done = 0
+        item_size_bytes = self.index.item_size_bytes
         while done < num_tokens:
             shard_index = bisect.bisect_right(self._starts, position + done) - 1
             offset = (position + done - self._starts[shard_index]) * item_size_bytes

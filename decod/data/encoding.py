@@ -47,7 +47,7 @@ from decod.files import open_ordinary, sync_folder
 from decod.files import read_pieces as read_bytes
 
 NUM_PLACES_MAX = 10
-"""How many records that were left out are named."""
+"""The most records that were left out and are named."""
 
 _FILE = "journal.jsonl"
 
@@ -61,7 +61,7 @@ def has_journal(folder: Path) -> bool:
 
 
 class PartResult(BaseModel):
-    """What came of a part."""
+    """The result of a part."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -85,7 +85,7 @@ class _Record(BaseModel):
 
 
 class PrepareJournal:
-    """What is done of a preparation. As a context, it closes its file.
+    """The work of a preparation that is done. As a context, it closes its file.
 
     Args:
         folder: The preparation's folder, which may hold an earlier journal.
@@ -199,7 +199,8 @@ def group(slices: Iterable[Slice], size_bytes: int = PART_SIZE_BYTES) -> Iterato
         num_bytes += each.size_bytes
         if num_bytes >= size_bytes:
             yield tuple(part)
-            part, num_bytes = [], 0
+            part = []
+            num_bytes = 0
     if part:
         yield tuple(part)
 
@@ -231,7 +232,8 @@ def _cut_rows(file: SourceFile, size_bytes: int) -> list[Slice]:
         return [whole(file)]
     # Row groups give their size before compression.
     ratio = file.size_bytes / max(1, sum(shares))
-    starts, sizes = [0], [0]
+    starts = [0]
+    sizes = [0]
     for row_group, share in enumerate(shares):
         if sizes[-1] >= size_bytes:
             starts.append(row_group)
@@ -410,7 +412,8 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         num_chars += len(piece.text)
         if num_chars >= _BATCH_SIZE_MAX_CHARS or len(batch) == _BATCH_PIECES_MAX:
             yield batch
-            batch, num_chars = [], 0
+            batch = []
+            num_chars = 0
     if batch:
         yield batch
 

@@ -90,7 +90,8 @@ def run_tasks(
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                key, result = running.pop(future), future.result()
+                key = running.pop(future)
+                result = future.result()
                 if isinstance(result, _Refusal):
                     raise DataError(result.what, why=result.why, fix=result.fix, code=result.code)
                 yield key, result

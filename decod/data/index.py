@@ -33,7 +33,8 @@ BLOCK_BYTES = 256 * 2**10
 """A sequence can lie anywhere, so reading one means reading and hashing a whole block. That takes a
 quarter of a millisecond. With the hashes, the index has 0.024 % of the shards' size. Blocks of a
 quarter of the size would be read four times as fast, with an index four times as large."""
-BLOCK_MIN_BYTES, BLOCK_MAX_BYTES = 2**10, 2**20
+BLOCK_MIN_BYTES = 2**10
+BLOCK_MAX_BYTES = 2**20
 """A block travels between data nodes in one message, whose limit is 4 MiB."""
 NUM_SHARDS_MAX = 100_000
 """Limit because file names have five digits."""
@@ -84,7 +85,7 @@ class Skipped(_Strict):
 
     num_records: Annotated[int, Field(ge=1)]
     first: tuple[str, ...]
-    """Where the first of them were, and what was wrong with each."""
+    """The places of the first of them, and what was wrong with each."""
 
 
 class Index(_Strict):
@@ -100,7 +101,7 @@ class Index(_Strict):
     """Size of every block except a shard's last."""
     shards: Annotated[tuple[ShardEntry, ...], Field(min_length=1, max_length=NUM_SHARDS_MAX)]
     skipped: Skipped | None = None
-    """What was left out. Absent from the file if that is nothing."""
+    """The records that were left out. Absent from the file if that is nothing."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "Index":
@@ -235,10 +236,12 @@ def _refuse_earlier_version(name: str, content: bytes) -> None:
 
 
 def _no_index(folder: Path) -> DataError:
-    what, fix = f"{folder} has no {INDEX_FILE}", f"decod data prepare {folder} PATH..."
+    what = f"{folder} has no {INDEX_FILE}"
+    fix = f"decod data prepare {folder} PATH..."
     why = "it is not a prepared corpus, or its preparation was interrupted"
     if folder.is_file():
-        what, why = f"{folder} is a file", "a corpus is a folder, which holds prepared text"
+        what = f"{folder} is a file"
+        why = "a corpus is a folder, which holds prepared text"
         fix = f"decod data prepare OUT {folder}, and give the folder OUT"
     elif not folder.exists():
         why = "there is no such folder"
@@ -263,7 +266,8 @@ class ShardFile:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=2**20)
-        self._hash, self._block_hash = hashlib.sha256(), hashlib.sha256()
+        self._hash = hashlib.sha256()
+        self._block_hash = hashlib.sha256()
         self._block_hashes: list[str] = []
         self.num_bytes = 0
 
@@ -274,7 +278,8 @@ class ShardFile:
         left = memoryview(content)
         while left:
             room = BLOCK_BYTES - self.num_bytes % BLOCK_BYTES
-            block, left = left[:room], left[room:]
+            block = left[:room]
+            left = left[room:]
             self._block_hash.update(block)
             self.num_bytes += len(block)
             if self.num_bytes % BLOCK_BYTES == 0:

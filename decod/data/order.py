@@ -75,7 +75,8 @@ class Permutation:
     def _encipher(self, value: int, half_bits: int) -> int:
         """Return the image of `value` among all numbers of `2 * half_bits` bits."""
         mask = (1 << half_bits) - 1
-        left, right = value >> half_bits, value & mask
+        left = value >> half_bits
+        right = value & mask
         for round_index in range(_NUM_ROUNDS):
             block = self.key + bytes((round_index,)) + right.to_bytes(16, "little")
             mixed = int.from_bytes(hashlib.sha256(block).digest()[:16], "little") & mask
@@ -88,7 +89,7 @@ class EpochOrder:
     """The order in which an epoch visits the windows: a bijection of `range(num_windows)`."""
 
     num_windows: int
-    """In the corpus, at least 1."""
+    """The windows of the corpus, at least 1."""
     seed: int
     """The run's seed."""
     epoch: int

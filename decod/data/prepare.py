@@ -99,7 +99,9 @@ class Progression:
         shard_tokens: int,
         journal: PrepareJournal,
     ) -> None:
-        self._preparation, self._parts, self._shard_tokens = preparation, parts, shard_tokens
+        self._preparation = preparation
+        self._parts = parts
+        self._shard_tokens = shard_tokens
         self._journal = journal
         self._ends: list[int] = []
         """Where the parts end in the stream, in tokens, as far as that is known."""
@@ -170,7 +172,8 @@ class Progression:
             stop = min(end, self._ends[part_index])
             size = self._preparation.item_size_bytes
             spans.append(Span(part_index, (start - begin) * size, (stop - begin) * size))
-            start, part_index = stop, part_index + 1
+            start = stop
+            part_index = part_index + 1
         return tuple(span for span in spans if span.start < span.end)
 
     def _learn(self) -> None:
@@ -460,7 +463,8 @@ def _index_of(
     encoder: Tokenizer, shards: tuple[ShardEntry, ...], skipped: Skipped | None = None
 ) -> Index:
     if not shards:
-        why, fix = "a corpus without tokens cannot be trained on", "check the paths"
+        why = "a corpus without tokens cannot be trained on"
+        fix = "check the paths"
         if skipped is not None:
             why = f"all records were skipped ({skipped.num_records}): {skipped.first[0]}"
             fix = "check the paths and --text-field"

@@ -35,9 +35,9 @@ class ShardReader(Protocol):
     """Where the bytes of a corpus come from."""
 
     place: str
-    """Of the corpus, as people know it."""
+    """The place of the corpus, as people know it."""
     folder: Path | None
-    """From which another process of this host can read, too. None: there is none."""
+    """The folder from which another process of this host can read, too. None: there is none."""
     num_parallel: int
     """How many blocks are best read at a time."""
 
@@ -74,7 +74,8 @@ class FolderReader:
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder: Path | None = folder
-        self._folder, self._index = folder, index
+        self._folder = folder
+        self._index = index
         self.place = str(folder)
 
     def name(self, file: str) -> str:
@@ -120,7 +121,8 @@ class StoreReader:
         self.place = str(store)
         self.folder = None if cache is None else cache.folder
         self.cache = cache
-        self._store, self._index = store, index
+        self._store = store
+        self._index = index
         self._tokenizer: bytes | None = None
 
     def name(self, file: str) -> str:
@@ -197,7 +199,9 @@ class CacheReader:
     def __init__(self, folder: Path, index: Index) -> None:
         self.place = str(folder)
         self.folder: Path | None = folder
-        self._folder, self._cache, self._index = folder, BlockCache(folder), index
+        self._folder = folder
+        self._cache = BlockCache(folder)
+        self._index = index
 
     def name(self, file: str) -> str:
         return str(self._folder / file)

@@ -45,7 +45,7 @@ class ForeignKind:
     """What a file is instead of text."""
 
     what: str
-    """As in `it is a tar archive`."""
+    """The name of the kind, as in `it is a tar archive`."""
     fix: str
 
 
@@ -229,7 +229,7 @@ UNPACKING_ERRORS = (
     zstandard.ZstdError,
     lzma.LZMAError,
 )
-"""What the streams raise if their content is damaged."""
+"""Errors that the streams raise if their content is damaged."""
 
 # Zstandard packs at most 128 KiB into 4 bytes, so one read makes at most 64 MiB. bzip2 and xz
 # make less.
@@ -313,7 +313,8 @@ class _UnpackingStream(io.RawIOBase):
     """Unpacks streams one after the other. Raises `EOFError` if the last is cut off."""
 
     def __init__(self, packed: BinaryIO, suffix: str) -> None:
-        self._packed, self._new_unpacker = packed, _UNPACKERS[suffix]
+        self._packed = packed
+        self._new_unpacker = _UNPACKERS[suffix]
         self._may_be_padded = suffix == ".xz"
         self._unpacker: _Unpacker | None = None
         self._num_streams = 0
@@ -521,7 +522,8 @@ def _matches(where: Any, root: str) -> dict[str, dict[str, Any]]:
     if "*" not in root:
         return {root: {"type": "directory"}}
     # For paths, a shell does this. It also leaves out hidden names.
-    found, base = where.glob(root, detail=True), root.partition("*")[0].rpartition("/")[0]
+    found = where.glob(root, detail=True)
+    base = root.partition("*")[0].rpartition("/")[0]
     return {path: found[path] for path in found if not _hidden(path, base)}
 
 

@@ -90,7 +90,7 @@ class BadRecord:
     reason: str
     unit: Literal["file", "line", "row"] = "file"
     number: int = 0
-    """Of the row in the file. Of the line, from 1 for the one at byte `begin`."""
+    """The number of the row in the file, or of the line, from 1 for the one at byte `begin`."""
     begin: int = 0
 
 
@@ -104,12 +104,12 @@ class Slice:
 
     file: SourceFile
     size_bytes: int
-    """What it takes of the file, roughly."""
+    """The bytes that the slice takes of the file, roughly."""
     start: int = 0
     """Row group of a Parquet file. Byte of any other file."""
     end: int | None = None
-    """In the unit of `start`. None: the file's end. A line of JSON belongs to the slice in which
-    it begins. A slice of text ends where a piece ends."""
+    """The end, in the unit of `start`. None: the file's end. A line of JSON belongs to the slice in
+    which it begins. A slice of text ends where a piece ends."""
 
 
 def whole(file: SourceFile) -> Slice:
@@ -172,7 +172,8 @@ def is_foreign(name: str, kind: ForeignKind) -> DataError:
 
 def lines_before(file: SourceFile, end: int) -> int:
     """Return the number of lines of a file that end before a byte. It reads all of them."""
-    num_lines, left = 0, end
+    num_lines = 0
+    left = end
     with file.open() as stream:
         while left and (block := stream.read(min(left, _BLOCK_SIZE_BYTES))):
             num_lines += block.count(b"\n")
@@ -208,7 +209,8 @@ def split_document(chunks: Iterable[str], before: str = "", after: str = "") -> 
         nonlocal pending, before
         while len(pending) > size_max_chars:
             cut = _find_cut(pending) if len(pending) > PIECE_SIZE_MAX_CHARS else len(pending)
-            text, pending = pending[:cut], pending[cut:]
+            text = pending[:cut]
+            pending = pending[cut:]
             following = (pending[:CONTEXT_SIZE_CHARS] + after)[:CONTEXT_SIZE_CHARS]
             yield Piece(text, ends_document=not following, before=before, after=following)
             before = (before + text[-CONTEXT_SIZE_CHARS:])[-CONTEXT_SIZE_CHARS:]
@@ -241,9 +243,9 @@ class _Reader:
     """Line that is being read, from 1 for the one at byte `begin`."""
     begin: int = 0
     before: str = ""
-    """What the document of a slice of text holds before the slice."""
+    """The text that the document of a slice holds before the slice."""
     after: str = ""
-    """What it holds behind the slice."""
+    """The text that the document holds behind the slice."""
 
     @property
     def name(self) -> str:
@@ -421,7 +423,8 @@ class _Reader:
         return ""
 
     def _parquet_documents(self) -> Iterator[Iterable[str]]:
-        pa, row = require_pyarrow(), 0
+        pa = require_pyarrow()
+        row = 0
         try:
             with self.part.file.open() as stream:
                 self._require_parquet(stream)
@@ -446,7 +449,8 @@ class _Reader:
     def _values(self, file: Any) -> Iterator[Any]:
         """Yield the column's values, as Arrow's scalars."""
         end = file.num_row_groups if self.part.end is None else self.part.end
-        groups, columns = range(self.part.start, end), [self.text_field]
+        groups = range(self.part.start, end)
+        columns = [self.text_field]
         for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, columns=columns):
             yield from batch.column(0)
 

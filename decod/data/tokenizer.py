@@ -125,9 +125,9 @@ TOKENIZER_FILE = "tokenizer.json"
 EOS_GUESSES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 """End-of-document tokens to look for, in this order, if none is named or stated."""
 NO_EOS = -1
-"""In place of an end token's id, where nothing needs one."""
+"""A number in place of an end token's id, where nothing needs one."""
 NO_BOS = "none"
-"""In place of a token's name: documents begin with none."""
+"""A word in place of a token's name: documents begin with none."""
 
 # The largest in use (250,000 entries with merges) has about 35 MB.
 FILE_SIZE_MAX_BYTES = 256 * 2**20
@@ -266,7 +266,7 @@ class FileTokenizer:
         if not 2 <= self.vocab_size <= _VOCAB_SIZE_MAX:
             raise _unusable(name, f"it has a vocabulary of {self.vocab_size} ids")
         self.eos_origin = "as given"
-        """Where the end token comes from, for people."""
+        """The origin of the end token, for people."""
         if isinstance(eos, int):
             self.eos_id = eos
         else:
@@ -322,7 +322,9 @@ class FileTokenizer:
         found = None if self._fast is None else self._fast.encode_with_begins(text)
         if found is None:
             ids, begins = self._encode_with_begins(text)
-            first, last, total = start, end, len(text)
+            first = start
+            last = end
+            total = len(text)
         else:
             ids, begins = found
             first, last, total = (len(text[:place].encode()) for place in (start, end, len(text)))

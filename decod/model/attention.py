@@ -73,7 +73,8 @@ def rotary_tables(model: ModelConfig, length: int, *, dtype: torch.dtype, device
     """
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     angles = torch.outer(torch.arange(length, dtype=wide), _frequencies(model, wide))[:, None]
-    cos, sin = angles.cos(), angles.sin()
+    cos = angles.cos()
+    sin = angles.sin()
     tables = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
     return tables[0].to(device, dtype), tables[1].to(device, dtype)
 
@@ -87,7 +88,8 @@ def _frequencies(model: ModelConfig, dtype: torch.dtype) -> Tensor:
     slow = plain / model.rope_factor
     if model.rope_type is RopeType.LINEAR:
         return slow
-    low, high = model.rope_low_freq_factor, model.rope_high_freq_factor
+    low = model.rope_low_freq_factor
+    high = model.rope_high_freq_factor
     length = model.rope_original_max_position_embeddings
     wavelengths = 2 * math.pi / plain
     share = (length / wavelengths - low) / (high - low)
@@ -125,7 +127,8 @@ def causal_attention(
         cache: Holds the positions before. Keys and values are added to it.
     """
     query_BHTE = query_BTHE.transpose(1, 2)
-    key_BKSE, value_BKSE = key_BTKE.transpose(1, 2), value_BTKE.transpose(1, 2)
+    key_BKSE = key_BTKE.transpose(1, 2)
+    value_BKSE = value_BTKE.transpose(1, 2)
     if cache is not None:
         key_BKSE, value_BKSE = cache.extend(key_BKSE, value_BKSE)
     num_groups = query_BHTE.shape[1] // key_BKSE.shape[1]

@@ -40,7 +40,8 @@ class Output:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._shape, self._dtype = tensor.shape, tensor.dtype
+        self._shape = tensor.shape
+        self._dtype = tensor.dtype
         self._given: list[Tensor] = []
         self._edge = get_gradient_edge(_Given.apply(tensor, self._given))  # type: ignore[no-untyped-call]
 
@@ -102,9 +103,11 @@ class _Projected(torch.autograd.Function):
     def forward(
         ctx: Any, make: Callable[..., Tensor], num_inputs: int, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        ctx.make, ctx.num_inputs = make, num_inputs
+        ctx.make = make
+        ctx.num_inputs = num_inputs
         ctx.save_for_backward(*tensors)
-        inputs, parameters = tensors[:num_inputs], tensors[num_inputs:]
+        inputs = tensors[:num_inputs]
+        parameters = tensors[num_inputs:]
         return _projected(make(*inputs), list(zip(parameters[::2], parameters[1::2], strict=True)))  # type: ignore[arg-type]
 
     @staticmethod
@@ -113,7 +116,8 @@ class _Projected(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
         inputs = [each.detach().requires_grad_() for each in tensors[: ctx.num_inputs]]
-        weights, biases = tensors[ctx.num_inputs :: 2], tensors[ctx.num_inputs + 1 :: 2]
+        weights = tensors[ctx.num_inputs :: 2]
+        biases = tensors[ctx.num_inputs + 1 :: 2]
         with torch.enable_grad():
             made = ctx.make(*inputs)
             output = Output(made)
@@ -223,7 +227,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         # Wide, because a bfloat16 sum of many chunks would lose the small ones.
         gradient_VD = torch.zeros_like(table_VD, dtype=wide)
         for here in _chunks(hidden_ND, table_VD):
-            rows_CD, targets_C1 = hidden_ND[here], targets_N[here, None]
+            rows_CD = hidden_ND[here]
+            targets_C1 = targets_N[here, None]
             gradient_CV = rows_CD @ table_VD.T
             loss += _loss_to_gradient(gradient_CV, targets_C1, num_rows, wide)
             gradient_ND[here] = gradient_CV @ table_VD

@@ -34,7 +34,8 @@ class LoadedModel:
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.config = read_config(folder, trains=False)
-        self._folder, self._device = folder, device
+        self._folder = folder
+        self._device = device
         self._module = empty_model(self.config)
         dtype = TORCH_DTYPES[self.config.dtype]
         weights = read_weights(folder, self.config)

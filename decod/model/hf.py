@@ -453,7 +453,8 @@ def _rope_object(fields: Fields, where: str) -> dict[str, Any]:
             raise bad_field(
                 f"{where}.{name}", value, f"decod's {kind} positions have no such field"
             )
-    inner, outer = values.get("rope_theta"), fields.get("rope_theta")
+    inner = values.get("rope_theta")
+    outer = fields.get("rope_theta")
     if None not in (inner, outer) and inner != outer:
         raise bad_field(f"{where}.rope_theta", inner, f"rope_theta beside {where} is {outer}")
     theta = next((value for value in (inner, outer) if value is not None), 10000.0)
@@ -489,7 +490,8 @@ def _llama_config(model_type: str, fields: Fields, dtype: ModelDtype) -> ModelCo
 
 
 def _gpt2_config(fields: Fields, dtype: ModelDtype) -> ModelConfig:
-    hidden_size, num_heads = _int(fields, "n_embd"), _int(fields, "n_head")
+    hidden_size = _int(fields, "n_embd")
+    num_heads = _int(fields, "n_head")
     return ModelConfig(
         model_type=Architecture.GPT2,
         dtype=dtype,

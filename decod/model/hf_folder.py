@@ -24,7 +24,7 @@ _DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-"""By their names in safetensors."""
+"""Dtypes by their names in safetensors."""
 
 
 def read_weights(
@@ -69,7 +69,9 @@ def fill_weights(folder: Path, model: ModelConfig, targets: Mapping[str, Tensor]
         targets: Places by the names in `model_shapes`, each flat, on any device, of any dtype.
     """
     for name, place in _wanted_places(folder, model, targets):
-        target_N, dtype, start = targets[name], _DTYPES[place.dtype], 0
+        target_N = targets[name]
+        dtype = _DTYPES[place.dtype]
+        start = 0
         try:
             for piece in stored_bytes(place):
                 values_N = torch.frombuffer(bytearray(piece), dtype=dtype)

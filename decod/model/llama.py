@@ -47,7 +47,8 @@ class LlamaAttention(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        width, bias = model.hidden_size, model.attention_bias
+        width = model.hidden_size
+        bias = model.attention_bias
         self.head_width = model.head_width
         self.q_proj = nn.Linear(width, model.query_width, bias=bias)
         self.k_proj = nn.Linear(width, model.key_width, bias=bias)
@@ -98,7 +99,8 @@ class SwiGlu(nn.Module):
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
-        width, inner = model.hidden_size, model.intermediate_size
+        width = model.hidden_size
+        inner = model.intermediate_size
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)

@@ -31,8 +31,10 @@ def block_shapes(model: ModelConfig, index: int) -> Shapes:
 
 
 def _llama_block_shapes(model: ModelConfig, index: int) -> Shapes:
-    width, inner = model.hidden_size, model.intermediate_size
-    query_width, key_width = model.query_width, model.key_width
+    width = model.hidden_size
+    inner = model.intermediate_size
+    query_width = model.query_width
+    key_width = model.key_width
     prefix = f"model.layers.{index}."
     shapes: Shapes = {
         f"{prefix}input_layernorm.weight": (width,),
@@ -56,7 +58,8 @@ def _llama_block_shapes(model: ModelConfig, index: int) -> Shapes:
 
 
 def _gpt2_block_shapes(model: ModelConfig, index: int) -> Shapes:
-    width, inner = model.hidden_size, model.intermediate_size
+    width = model.hidden_size
+    inner = model.intermediate_size
     prefix = f"transformer.h.{index}."
     shapes: Shapes = {}
     # GPT-2 stores its projections as (inputs, outputs), the transpose of a linear layer's.
@@ -144,7 +147,8 @@ def loss_bytes(model: ModelConfig, num_tokens: int) -> int:
     That is the most of two instants: when the logits of some positions become their gradient, and
     when that is multiplied into the gradient of the head. See `decod.model.autograd`.
     """
-    num_rows, width = min(LOSS_ROWS_MIN, num_tokens), model.hidden_size
+    num_rows = min(LOSS_ROWS_MIN, num_tokens)
+    width = model.hidden_size
     wide_bytes = _wide_bytes(model)
     # Narrow models have logits, and the head's gradient, in their own dtype beside the wide one.
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes

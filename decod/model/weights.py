@@ -51,13 +51,13 @@ class DescribedTensor(Protocol):
     def name(self) -> str: ...
     @property
     def dtype(self) -> str:
-        """As torch calls it: a key of `DTYPE_NAMES`."""
+        """The dtype as torch calls it: a key of `DTYPE_NAMES`."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def offset(self) -> int:
-        """From the header's end, in bytes."""
+        """The distance from the header's end, in bytes."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -310,7 +310,8 @@ def check_weights(folder: Path, model: ModelConfig) -> str:
 
 def _checked_hash(path: Path, tensors: list[tuple[str, Stored]]) -> bytes:
     """Return the digest of a file after checking that all of its parameters are finite."""
-    digest, position = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    position = 0
     with open_ordinary(path) as descriptor:
         for name, place in sorted(tensors, key=lambda item: item[1].start):
             for piece in read_pieces(descriptor, position, place.start):
@@ -338,7 +339,8 @@ def check_tied(folder: Path, found: StoredModel, model: ModelConfig) -> None:
     Raises:
         DataError: They differ.
     """
-    table, head = found.places[EMBEDDINGS[model.model_type]], found.head
+    table = found.places[EMBEDDINGS[model.model_type]]
+    head = found.head
     if head is None:
         return
     same = (table.dtype, table.shape) == (head.dtype, head.shape)
@@ -520,7 +522,8 @@ def _match_names(
     """
     table = EMBEDDINGS[model.model_type]
     prefix = table.partition(".")[0] + "."
-    places, problems = dict[str, str](), list[str]()
+    places = dict[str, str]()
+    problems = list[str]()
     for name in {**shapes, HEAD: ()}:
         spellings = dict.fromkeys((name, name.removeprefix(prefix), prefix + name))
         found = [key for key in spellings if key in stored]
@@ -545,7 +548,8 @@ def _match_names(
 
 def _names_told(stored: Iterable[str], shapes: Shapes) -> str:
     """Return a text with the first names that were found, and those that were expected."""
-    found, expected = _first_names(stored), _first_names(shapes)
+    found = _first_names(stored)
+    expected = _first_names(shapes)
     return f"found were {found}; config.json implies {expected}"
 
 

@@ -48,7 +48,8 @@ class ModelWriter:
     """
 
     def __init__(self, folder: Path, model: ModelConfig) -> None:
-        self._folder, self._model = folder, model
+        self._folder = folder
+        self._model = model
         places = _places(model)
         header = header_bytes(places)
         self.starts = {place.name: len(header) + place.offset for place in places}
@@ -113,7 +114,8 @@ class ModelWriter:
 
 def _places(model: ModelConfig) -> list[_Place]:
     """Return the places of all parameters, sorted by name, as the library sorts them."""
-    places, offset = list[_Place](), 0
+    places = list[_Place]()
+    offset = 0
     for name, shape in model_shapes(model).items():
         num_bytes = math.prod(shape) * model.dtype.num_bytes
         places.append(_Place(name, model.dtype.value, shape, offset, num_bytes))

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from decod.run.training_config import OptimizerConfig, Schedule
 
-_CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 16, 1 << 24
+_CHUNK_SIZE = 1 << 16
+_CHUNK_SIZE_CUDA = 1 << 24
 """Elements per pass. On a CPU, five float32 buffers of this size fit into a second-level cache. On
 CUDA, each operation fills the device, and the scratch memory stays small."""
 
@@ -147,7 +148,9 @@ def adamw_step(
         here = slice(start, start + chunk_size)
         part_P = gradient_P[here]
         spare_P = scratch_P[: part_P.numel()]
-        weights_P, mean_P, square_P = new.weights[here], new.mean[here], new.square[here]
+        weights_P = new.weights[here]
+        mean_P = new.mean[here]
+        square_P = new.square[here]
         torch.mul(part_P, 1 - optimizer.beta1, out=spare_P)
         torch.mul(old.mean[here], optimizer.beta1, out=mean_P)
         mean_P.add_(spare_P)

@@ -37,7 +37,7 @@ class SnapshotLayout:
     places: tuple[TensorEntry, ...]
     """Entries without hashes."""
     tensors: tuple[Tensor, ...]
-    """On any device. One may be of a wider dtype than its place, to which it is rounded."""
+    """Tensors on any device. One may be of a wider dtype than its place, to which it is rounded."""
     num_bytes: int
 
     def write(self, blob: Tensor) -> tuple[list[TensorEntry], list[str]]:
@@ -58,7 +58,8 @@ class SnapshotLayout:
         Raises:
             CheckpointError: The disk refuses.
         """
-        described, digests = [], []
+        described = []
+        digests = []
         try:
             with (
                 ThreadPoolExecutor(1) as writer,
@@ -89,7 +90,8 @@ def _written(
     writer: ThreadPoolExecutor, file: PieceFile, place: TensorEntry, tensor: Tensor
 ) -> Iterator[memoryview]:
     """Yield a tensor's bytes chunk by chunk. Each is written while the caller hashes it."""
-    flat_N, dtype = tensor.detach().reshape(-1), getattr(torch, place.dtype)
+    flat_N = tensor.detach().reshape(-1)
+    dtype = getattr(torch, place.dtype)
     for offset, size in cut(place):
         first = (offset - place.offset) // dtype.itemsize
         piece = byte_view(flat_N[first : first + size // dtype.itemsize].to(dtype).cpu())
@@ -121,11 +123,14 @@ def take_snapshot(
         dtype: The model's dtype.
         with_optimizer: Whether to include the moments, and the master weights if there are any.
     """
-    places, tensors, offset = [], [], 0
+    places = []
+    tensors = []
+    offset = 0
     for prefix, flat_P, kind in _sections(state, dtype, with_optimizer=with_optimizer):
         for name, tensor in layout.views(flat_P):
             num_bytes = tensor.numel() * kind.itemsize
-            named, shape = str(kind).removeprefix("torch."), layout.shapes[name]
+            named = str(kind).removeprefix("torch.")
+            shape = layout.shapes[name]
             places.append(TensorEntry(prefix + name, named, shape, offset, num_bytes, ""))
             tensors.append(tensor)
             offset += aligned(num_bytes)
@@ -162,7 +167,7 @@ class CommittedState(Generic[StateT]):
         self.iteration = self.anchor = iteration
         """The last committed iteration, and the last that ended with an average."""
         self.hash = rule.hash(layout, self.committed)
-        """Of what the members of the stage have in common."""
+        """The hash of what the members of the stage have in common."""
         self._proposed: Proposal[StateT] | None = None
         self._proposed_hash = ""
         self._spare: StateT | None = None
@@ -228,13 +233,16 @@ class CommittedState(Generic[StateT]):
         require_finite(weights_P, f"stage after iteration {proposal.iteration}")
         # An iteration without an average changes nothing that is common.
         digest = self._rule.hash(self.layout, proposal.state) if proposal.averaged else self.hash
-        self._proposed, self._proposed_hash, self._spare = proposal, digest, None
+        self._proposed = proposal
+        self._proposed_hash = digest
+        self._spare = None
         return digest
 
     def retract(self) -> None:
         """Forget a proposed step."""
         if self._proposed is not None:
-            self._spare, self._proposed = self._proposed.state, None
+            self._spare = self._proposed.state
+            self._proposed = None
 
     def commit(self, iteration: int) -> None:
         """Make the proposed step final.
@@ -251,8 +259,11 @@ class CommittedState(Generic[StateT]):
                 fix="propose it first",
                 code="E-TRN-007",
             )
-        self._spare, self.committed = self.committed, proposal.state
+        self._spare = self.committed
+        self.committed = proposal.state
         self.ahead = None
-        self._proposed, self.iteration = None, iteration
+        self._proposed = None
+        self.iteration = iteration
         if proposal.averaged:
-            self.anchor, self.hash = iteration, self._proposed_hash
+            self.anchor = iteration
+            self.hash = self._proposed_hash

@@ -39,7 +39,7 @@ class DiLoCoState:
     anchor: Tensor
     """Weights after the last outer step, common to the stage, (P,). Never changed in place."""
     momentum: Tensor
-    """Of the outer optimizer, common to the stage, (P,). Never changed in place."""
+    """The outer optimizer's momentum, common to the stage, (P,). Never changed in place."""
     start: Tensor
     """Weights with which this member's local phase began, (P,). The anchor, unless it has guessed
     what travels. Never changed in place."""
@@ -70,11 +70,13 @@ class DiLoCo:
     prefixes = (MOMENTUM_PREFIX,)
 
     def __init__(self, optimizer: OptimizerConfig, sync: SyncConfig) -> None:
-        self._optimizer, self._sync = optimizer, sync
+        self._optimizer = optimizer
+        self._sync = sync
 
     def begin(self, shared: SharedState, iteration: int) -> DiLoCoState:  # noqa: ARG002
         """Return the state of a member that starts from the anchor."""
-        anchor_P, zeros_P = shared.weights, torch.zeros_like(shared.weights)
+        anchor_P = shared.weights
+        zeros_P = torch.zeros_like(shared.weights)
         inner = AdamWState(anchor_P.clone(), zeros_P, zeros_P.clone())
         nothing = (0,) * self._sync.fragments
         return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX], anchor_P, nothing)
@@ -113,7 +115,8 @@ class DiLoCo:
         run uses that, and then its own average.
         """
         self.local(old, new, step)
-        own, sync = step.own, self._sync
+        own = step.own
+        sync = self._sync
         pseudo_V = _pseudo_gradient(new, own)
         new.sending = _weighed(pseudo_V, new, own) if sync.overlap else None
         for averaged in (step.delayed, own):
@@ -131,7 +134,8 @@ class DiLoCo:
         )
 
     def _outer_step(self, state: DiLoCoState, average_V: Tensor, here: slice) -> None:
-        rate, decay = self._sync.outer_lr, self._sync.outer_momentum
+        rate = self._sync.outer_lr
+        decay = self._sync.outer_momentum
         momentum_V = (state.momentum[here] * decay).add_(average_V)
         update_V = (momentum_V * decay).add_(average_V).mul_(rate)
         state.momentum = _replaced(state.momentum, here, momentum_V)
@@ -146,7 +150,9 @@ class DiLoCo:
 
     def local(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> None:
         """Take the inner step of the iteration. Without microbatches, nothing changes."""
-        new.anchor, new.momentum, new.sending = old.anchor, old.momentum, old.sending
+        new.anchor = old.anchor
+        new.momentum = old.momentum
+        new.sending = old.sending
         new.start = old.start
         new.num_learnt = tuple(num + step.num_microbatches for num in old.num_learnt)
         if not step.num_microbatches:
@@ -179,7 +185,8 @@ def _pseudo_gradient(state: DiLoCoState, averaged: Averaged) -> Tensor:
 
 def _weighed(pseudo_V: Tensor, state: DiLoCoState, averaged: Averaged) -> Tensor:
     """Return a pseudo-gradient times the microbatches that it has come from, (V,)."""
-    counts, fragment = state.num_learnt, averaged.fragment
+    counts = state.num_learnt
+    fragment = averaged.fragment
     # All parameters together count from the average that is longest ago, as in the core.
     num_learnt = counts[fragment - 1] if fragment else max(counts)
     return pseudo_V * divisor(max(num_learnt, 1), pseudo_V)

@@ -57,7 +57,8 @@ class RefusedInputsError(ShapeError):
     """
 
     def __init__(self, positions: Sequence[int], reason: str) -> None:
-        self.positions, self.reason = tuple(positions), reason
+        self.positions = tuple(positions)
+        self.reason = reason
         super().__init__(
             f"contributions {[*positions][:8]} to an average are refused: {reason}",
             why="they would spoil the weights of the whole stage",
@@ -74,7 +75,8 @@ class Residuals:
     """
 
     def __init__(self, config: ExchangeConfig, num_elements: int) -> None:
-        self._config, self._num_elements = config, num_elements
+        self._config = config
+        self._num_elements = num_elements
         self._residual_P: Tensor | None = None
 
     @property
@@ -179,7 +181,9 @@ class PlainExchange:
     effective_rank = 0.0
 
     def __init__(self, config: ExchangeConfig, here: slice, residuals: Residuals) -> None:
-        self._config, self._here, self._residuals = config, here, residuals
+        self._config = config
+        self._here = here
+        self._residuals = residuals
         self._num_elements = here.stop - here.start
         self._sum_V = torch.empty(0)
         self._is_sent = False
@@ -209,7 +213,8 @@ class PlainExchange:
         if odd:
             lengths = [inputs[index].numel() for index in odd[:8]]
             raise RefusedInputsError(odd, f"{lengths} elements came, and the part has {size}")
-        config, total = self._config, sum(weights)
+        config = self._config
+        total = sum(weights)
         return reduce_part(inputs, weights_total=total, dtype=config.wide, device=config.device)
 
     def average(self, means: Sequence[Tensor], iteration: int) -> Tensor:  # noqa: ARG002
@@ -254,7 +259,10 @@ class CompressedExchange:
     def __init__(
         self, config: ExchangeConfig, plan: Plan, here: slice, residuals: Residuals
     ) -> None:
-        self._config, self._plan, self._here, self._residuals = config, plan, here, residuals
+        self._config = config
+        self._plan = plan
+        self._here = here
+        self._residuals = residuals
         self._contribution: CodedContribution | None = None
         self.effective_rank = 0.0
 
@@ -357,7 +365,8 @@ class Exchanges:
     """
 
     def __init__(self, config: ExchangeConfig, plans: StagePlans) -> None:
-        self._config, self._plans = config, plans
+        self._config = config
+        self._plans = plans
         self._residuals = Residuals(config, plans.fragments[0].num_elements)
         self._spec: AverageSpec | None = None
         self._newest: Exchange = PlainExchange(config, slice(0, 0), self._residuals)
@@ -365,11 +374,13 @@ class Exchanges:
     def of(self, spec: AverageSpec) -> Exchange:
         """Return this member's part in an average. Another spec begins another average."""
         if spec != self._spec:
-            self._spec, self._newest = spec, self._made(spec)
+            self._spec = spec
+            self._newest = self._made(spec)
         return self._newest
 
     def _made(self, spec: AverageSpec) -> Exchange:
-        plan, here = self._plans.plan(spec.fragment, spec.rank, spec.bits), self.here(spec)
+        plan = self._plans.plan(spec.fragment, spec.rank, spec.bits)
+        here = self.here(spec)
         if plan is None:
             return PlainExchange(self._config, here, self._residuals)
         return CompressedExchange(self._config, plan, here, self._residuals)

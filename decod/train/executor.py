@@ -79,18 +79,18 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """From which averages a step comes."""
+    """The averages that a step comes from."""
 
     num_ahead: int = 0
     """So many parts, the first ones, are of an average that has travelled."""
     spec: AverageSpec = WHOLE
-    """Of the iteration's own average."""
+    """The plan of the iteration's own average."""
     ahead_spec: AverageSpec = WHOLE
-    """Of the average that has travelled."""
+    """The plan of the average that has travelled."""
     missed: tuple[int, ...] = ()
-    """Of its parts, those that lack this member's contribution."""
+    """The parts of it that lack this member's contribution."""
     missed_now: tuple[int, ...] = ()
-    """The same of the iteration's own average."""
+    """The parts of the iteration's own average that lack it."""
 
 
 OWN_AVERAGE = Sources()
@@ -136,7 +136,8 @@ class StageExecutor:
         watch: Stopwatch | None = None,
         rule: UpdateRule[Any] | None = None,
     ) -> None:
-        self.config, self.tokens = config, tokens
+        self.config = config
+        self.tokens = tokens
         self.rule = rule or make_rule(config)
         self._watch = watch or Stopwatch()
         self.effective_rank = 0.0
@@ -239,7 +240,8 @@ class StageExecutor:
 
         `ahead`: of what `step_ahead` has computed, instead.
         """
-        state, dtype = self._built.state, self.config.dtype
+        state = self._built.state
+        dtype = self.config.dtype
         shared = self.rule.shared(state.ahead) if ahead else state.shared
         return take_snapshot(shared, state.layout, dtype, with_optimizer=with_optimizer)
 
@@ -277,7 +279,8 @@ class StageExecutor:
         Raises:
             CheckpointError: Something does not fit. The state is unchanged.
         """
-        config, own = self.config, self._built.state.layout
+        config = self.config
+        own = self._built.state.layout
         states = list[tuple[Layout, Tensor]]()
         for stage_index, blob, entries in donors:
             layout = Layout(stage_shapes(config.run.model, config.run.stages, stage_index))
@@ -293,7 +296,8 @@ class StageExecutor:
 
     def _replace(self, shared: SharedState, iteration: int) -> str:
         """Make another state the committed one. Return its hash."""
-        built, layout = self._built, self._built.state.layout
+        built = self._built
+        layout = self._built.state.layout
         built.state.replace(shared.to(self.config.state_device), iteration)
         built.now, built.ahead = (make_exchanges(self.config, layout) for _ in range(2))
         self._begin()
@@ -357,7 +361,8 @@ class StageExecutor:
 
     def _contribution(self, iteration: int, spec: AverageSpec = WHOLE) -> Tensor:
         state = self._built.state
-        new, step = state.buffers_for(iteration), self._step_input(iteration)
+        new = state.buffers_for(iteration)
+        step = self._step_input(iteration)
         step = replace(step, own=self._averaged(spec))
         contribution_V: Tensor = self.rule.contribution(state.committed, new, step)
         return contribution_V.to(self.config.state_device)
@@ -366,7 +371,8 @@ class StageExecutor:
         return Averaged(self._built.now.here(spec), spec.fragment, mean_V)
 
     def _step_input(self, iteration: int) -> StepInput:
-        gradient, layout = self._built.gradient, self._built.state.layout
+        gradient = self._built.gradient
+        layout = self._built.state.layout
         gradient_P = gradient.whole()
         return StepInput(gradient_P, gradient.num_microbatches, iteration, layout.segments())
 
@@ -426,9 +432,13 @@ class StageExecutor:
             ShapeError: The parts do not make up the stage's gradient.
             TrainingError: The iteration is already committed.
         """
-        built, own, delayed = self._built, self._averaged(how.spec), self._averaged(how.ahead_spec)
-        ahead_N, own_N = parts_N[: how.num_ahead], parts_N[how.num_ahead :]
-        built.used, self.effective_rank = [], 0.0
+        built = self._built
+        own = self._averaged(how.spec)
+        delayed = self._averaged(how.ahead_spec)
+        ahead_N = parts_N[: how.num_ahead]
+        own_N = parts_N[how.num_ahead :]
+        built.used = []
+        self.effective_rank = 0.0
         self._measure(iteration)
         if ahead_N:
             exchange = self.exchange(how.ahead_spec, ahead=True)
@@ -487,7 +497,8 @@ class StageExecutor:
             TrainingError: The iteration is already committed, or the rule needs an average.
         """
         self._measure(iteration)
-        state, step = self._built.state, self._step_input(iteration)
+        state = self._built.state
+        step = self._step_input(iteration)
         new = state.buffers_for(iteration)
         self.rule.local(state.committed, new, step)
         return state.propose(Proposal(iteration, new, averaged=False))
@@ -545,7 +556,8 @@ def form_of(executor: StageExecutor, layout: Layout) -> StateForm:
 
 def first_state(executor: StageExecutor, layout: Layout) -> tuple[SharedState, int]:
     """Return the run's first state, where steps are taken, and its iteration."""
-    config, form = executor.config, form_of(executor, layout)
+    config = executor.config
+    form = form_of(executor, layout)
     if executor.checkpoint is not None:
         return checkpoint_state(executor.checkpoint, form)
     weights_P = initial_weights(

@@ -71,7 +71,8 @@ def rows_of_devices(batch: BatchConfig, num_devices: int) -> list[Rows]:
     """
     batch.require_devices(num_devices)
     num_rows = batch.microbatch_size
-    found, first = list[Rows](), 0
+    found = list[Rows]()
+    first = 0
     for num in part_sizes(num_rows, num_devices):
         found.append(Rows(first, num, num_rows))
         first += num
@@ -100,7 +101,7 @@ class ExecutorConfig:
 
     @property
     def whole(self) -> "ExecutorConfig":
-        """The same for all sequences of a microbatch."""
+        """This configuration for all sequences of a microbatch."""
         return replace(self, rows=None)
 
     @property
@@ -167,7 +168,8 @@ class ExecutorConfig:
     @property
     def activation_wire(self) -> tuple[torch.dtype, torch.Size]:
         """Dtype and shape of an activation on its way."""
-        coding, shape = self.activation_coding, self.activation_shape
+        coding = self.activation_coding
+        shape = self.activation_shape
         if coding is None:
             return self.dtype, shape
         return torch.uint8, torch.Size((coding.num_bytes(shape.numel()),))

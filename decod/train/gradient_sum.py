@@ -48,7 +48,9 @@ class GradientSum:
     ) -> None:
         self.sum_P = sum_P
         """All parameters' gradients."""
-        self._stage, self._layout, self._add_others = stage, layout, add_others
+        self._stage = stage
+        self._layout = layout
+        self._add_others = add_others
         self._shards = shards
         self._others_lack = False
         """Whether other devices may have sums that are not in this one."""
@@ -191,7 +193,8 @@ class GradientSum:
         self.sum_P.zero_()
         if self._shards is not None:
             self._shards.sum_Q.zero_()
-        self._spoiled, self._others_lack = None, False
+        self._spoiled = None
+        self._others_lack = False
 
     @contextmanager
     def lend(self) -> Iterator[Stage]:

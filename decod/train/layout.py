@@ -28,7 +28,7 @@ class SharedState:
     weights: Tensor
     """(P,) float32 or float64. For bfloat16 models, the float32 master weights."""
     moments: Mapping[str, Tensor]
-    """By the prefix of their tensors' names in a checkpoint; (P,) like the weights."""
+    """Moments by the prefix of their tensors' names in a checkpoint; (P,) like the weights."""
 
     @classmethod
     def without_moments(cls, weights_P: Tensor, prefixes: Sequence[str]) -> "SharedState":
@@ -80,7 +80,8 @@ class Layout:
         So it also follows from a description of the tensors that has their hashes.
         """
         assert flat_P.shape == (self.num_elements,), (flat_P.shape, self.num_elements)
-        whole, digest = hashlib.sha256(), hashlib.sha256()
+        whole = hashlib.sha256()
+        digest = hashlib.sha256()
         tensors = iter(self.shapes.items())
         name, shape = next(tensors)
         left = math.prod(shape) * flat_P.element_size()
@@ -88,13 +89,15 @@ class Layout:
             rest = byte_view(piece)
             while rest:
                 digest.update(rest[:left])
-                taken, rest = len(rest[:left]), rest[left:]
+                taken = len(rest[:left])
+                rest = rest[left:]
                 left -= taken
                 if left:
                     continue
                 whole.update(hashed_line(name, flat_P.dtype, shape, digest.hexdigest()))
                 name, shape = next(tensors, ("", ()))
-                left, digest = math.prod(shape) * flat_P.element_size(), hashlib.sha256()
+                left = math.prod(shape) * flat_P.element_size()
+                digest = hashlib.sha256()
         return whole.hexdigest()
 
 

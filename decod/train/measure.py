@@ -26,7 +26,7 @@ class Measurement:
 
     forward_s: float
     backward_s: float
-    """On stage 0 this includes the head, forward and backward."""
+    """Seconds of a backward pass. Those of stage 0 include the head, forward and backward."""
     microbatch_memory_bytes: int
     """Memory that one microbatch occupies between its forward and its backward pass."""
     recomputed_bytes: int

@@ -63,16 +63,19 @@ def require_folder(folder: Path) -> None:
     try:
         names = {path.name for path in folder.iterdir()}
     except FileNotFoundError:
-        what, why = f"there is no folder {folder}", "the model is read from there"
+        what = f"there is no folder {folder}"
+        why = "the model is read from there"
         if (advice := hub_advice(_as_given(folder))) is not None:
             fix = advice if "/" in _as_given(folder) else f"{_GIVE}; {advice}"
     except OSError as error:
-        what, why = f"{folder} can't be read", why_of(error)
+        what = f"{folder} can't be read"
+        why = why_of(error)
     else:
         if _CONFIG_FILE in names:
             return
         require_no_adapter(folder)
-        what, why = f"{folder} holds no model", f"it has no {_CONFIG_FILE}"
+        what = f"{folder} holds no model"
+        why = f"it has no {_CONFIG_FILE}"
         # One level down, or where huggingface_hub keeps what it has fetched.
         places = sorted({*folder.glob(f"*/{_CONFIG_FILE}"), *folder.glob(f"*/*/{_CONFIG_FILE}")})
         if places:

@@ -50,7 +50,8 @@ class ActivationCodec:
     """
 
     def __init__(self, config: ExecutorConfig, watch: Stopwatch) -> None:
-        self._config, self._watch = config, watch
+        self._config = config
+        self._watch = watch
         self._coding = config.activation_coding
 
     def sent(self, value_BTD: Tensor, what: str) -> Tensor:
@@ -228,7 +229,8 @@ class Passes:
         self._stage = stage
         self._state = state
         self._gradient = gradient
-        self._source, self._watch = tokens, watch
+        self._source = tokens
+        self._watch = watch
         self._codec = ActivationCodec(config, watch)
         self._whole_codec = ActivationCodec(config.whole, watch)
         self._held: dict[MicrobatchId, SavedPass] = {}
@@ -341,11 +343,13 @@ class Passes:
         Raises:
             NonFiniteError: An input or result holds NaN or infinity.
         """
-        codec, config = self._whole_codec, self._config
+        codec = self._whole_codec
+        config = self._config
         num_rows = 1 if config.sharded else config.own_rows.num
         entry_BTD = codec.received(activation, "activation to audit")
         back_BTD = codec.received(gradient, "gradient to audit")
-        outputs, back_again = list[Tensor](), list[Tensor]()
+        outputs = list[Tensor]()
+        back_again = list[Tensor]()
         apart_P: Tensor | None = None
         # As many rows at a time as this device computes of a microbatch. All devices of a stage
         # that is spread replay every row together. The gradients are those of the first alone.
@@ -420,7 +424,8 @@ class Passes:
         recomputes = self._config.recompute
         with torch.set_grad_enabled(not recomputes):
             output_BTD = self._output(mb, entry_BTD)
-        value_BTD, what = output_BTD.detach(), f"activation of microbatch {mb}"
+        value_BTD = output_BTD.detach()
+        what = f"activation of microbatch {mb}"
         require_finite(value_BTD, what)
         sent = self._codec.sent(value_BTD, what)
         self._held[mb] = SavedPass(None if recomputes else Output(output_BTD), entry_BTD)

@@ -117,7 +117,9 @@ class Mirror:
     def __init__(
         self, config: ExecutorConfig, *, tokens: TokenSource | None, watch: Stopwatch
     ) -> None:
-        self.config, self.tokens, self._watch = config, tokens, watch
+        self.config = config
+        self.tokens = tokens
+        self._watch = watch
         self._parts: _Built | None = None
 
     def build(self, stage_index: int) -> None:
@@ -128,7 +130,8 @@ class Mirror:
         layout = Layout(stage_shapes(config.run.model, config.run.stages, stage_index))
         shards = make_shards(config, stage, layout)
         if shards is not None:
-            weights_P, sum_P = torch.empty(0), shards.sum_Q
+            weights_P = torch.empty(0)
+            sum_P = shards.sum_Q
         else:
             weights_P = torch.empty(layout.num_elements, dtype=config.dtype, device=config.device)
             stage.place(dict(layout.views(weights_P)))

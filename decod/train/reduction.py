@@ -15,7 +15,8 @@ from decod.errors import NonFiniteError, ShapeError, TrainingError
 from decod.planner.partition import part_sizes
 from decod.train.copies import number
 
-_CHUNK_SIZE, _CHUNK_SIZE_CUDA = 1 << 16, 1 << 24
+_CHUNK_SIZE = 1 << 16
+_CHUNK_SIZE_CUDA = 1 << 24
 """Elements to square at a time, so that their float64 copy stays small. On a CPU, the copy fits
 into the second-level cache."""
 

@@ -24,7 +24,8 @@ from torch import Tensor
 
 from decod.protocol.core.fingerprints import ERROR_MAX, NUM_SUMS, Sketch
 
-_CHUNK, _CHUNK_CUDA = 1 << 16, 1 << 22
+_CHUNK = 1 << 16
+_CHUNK_CUDA = 1 << 22
 """Elements to sign at a time: on a CPU their signs fit into a cache, and on CUDA they fill the
 device. Multiples of `NUM_SUMS`."""
 
@@ -133,9 +134,11 @@ def standing_out(contributions_N: Sequence[Tensor], weights: Sequence[int]) -> l
     weights_K = torch.tensor(weights, dtype=lengths_K.dtype)
     # A mean over more microbatches is shorter, by at most the root of their number.
     rooted_K = lengths_K * (weights_K / weights_K.median()).sqrt()
-    low_K, high_K = torch.minimum(lengths_K, rooted_K), torch.maximum(lengths_K, rooted_K)
+    low_K = torch.minimum(lengths_K, rooted_K)
+    high_K = torch.maximum(lengths_K, rooted_K)
     usual = lengths_K.median()
-    too_short_K, too_long_K = high_K * _LENGTH_RATIO < usual, low_K > usual * _LENGTH_RATIO
+    too_short_K = high_K * _LENGTH_RATIO < usual
+    too_long_K = low_K > usual * _LENGTH_RATIO
     agrees_less_K = cosines_K < cosines_K.median() * _AGREES_LESS
     odd_K = too_short_K | too_long_K | agrees_less_K
     return [position for position, odd in enumerate(odd_K.tolist()) if odd]
@@ -150,17 +153,20 @@ def means_standing_out(means_N: Sequence[Tensor], own_N: Sequence[Tensor]) -> li
     """
     if len(means_N) < _NUM_MIN:
         return []
-    ratios, cosines = list[float](), list[float]()
+    ratios = list[float]()
+    cosines = list[float]()
     for mean_N, each_N in zip(means_N, own_N, strict=True):
         step = max(1, mean_N.numel() // _SAMPLE)
         some = slice(secrets.randbelow(step), None, step)
         mean_S, own_S = (whole_N[some].float().cpu() for whole_N in (mean_N, each_N))
-        length, own_length = float(mean_S.norm()), float(own_S.norm())
+        length = float(mean_S.norm())
+        own_length = float(own_S.norm())
         if not own_length:
             return []
         ratios.append(length / own_length)
         cosines.append(float(mean_S @ own_S) / own_length / length if length else 0.0)
-    usual, agrees = median(ratios), median(cosines)
+    usual = median(ratios)
+    agrees = median(cosines)
     return [
         part
         for part, (ratio, cosine) in enumerate(zip(ratios, cosines, strict=True))

@@ -50,7 +50,8 @@ def mixed_weights(layout: Layout, donors: Sequence[tuple[Layout, Tensor]]) -> Te
     mixed_P = torch.zeros(layout.num_elements, dtype=donors[0][1].dtype)
     own = _blocks(layout)
     for donor, weights_P in donors:
-        theirs, views = _blocks(donor), dict(donor.views(weights_P))
+        theirs = _blocks(donor)
+        views = dict(donor.views(weights_P))
         for name, target in layout.views(mixed_P):
             place = own.index(_block_of(name))
             nearest = theirs[(2 * place + 1) * len(theirs) // (2 * len(own))]
@@ -143,7 +144,9 @@ class _Loading:
         self._form = form
         self._entries = {entry.name: entry for entry in entries}
         with_optimizer = any(entry.name.startswith("optimizer.") for entry in entries)
-        size, wide, device = form.layout.num_elements, form.wide, form.device
+        size = form.layout.num_elements
+        wide = form.wide
+        device = form.device
         weights_P = torch.empty(size, dtype=wide, device=device)
         make = torch.empty if with_optimizer else torch.zeros
         moments = {prefix: make(size, dtype=wide, device=device) for prefix in form.prefixes}
@@ -235,7 +238,9 @@ def taken(
         pieces: Its bytes. See `Pieces`.
         take: Gets the next elements, on the CPU.
     """
-    dtype, digest, left = getattr(torch, entry.dtype), hashlib.sha256(), entry.num_bytes
+    dtype = getattr(torch, entry.dtype)
+    digest = hashlib.sha256()
+    left = entry.num_bytes
     for piece in pieces:
         digest.update(piece)
         left -= len(piece)

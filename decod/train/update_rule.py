@@ -80,7 +80,8 @@ class UpdateRule(Protocol[StateT]):
 
     @property
     def prefixes(self) -> Sequence[str]:
-        """Of the names, in a checkpoint, of the moments that all members have in common."""
+        """The prefixes of the names, in a checkpoint, of the moments that all members have in
+        common."""
         ...
 
     def begin(self, shared: SharedState, iteration: int) -> StateT:
@@ -243,7 +244,8 @@ class DelayedAdamW:
     prefixes: Sequence[str] = (MEAN_PREFIX, SQUARE_PREFIX, PENDING_PREFIX)
 
     def __init__(self, optimizer: OptimizerConfig) -> None:
-        self._optimizer, self._at_once = optimizer, AdamWEveryIteration(optimizer)
+        self._optimizer = optimizer
+        self._at_once = AdamWEveryIteration(optimizer)
 
     def begin(self, shared: SharedState, iteration: int) -> DelayedState:
         """Return the state: there is nothing that a member has for itself."""

@@ -47,7 +47,9 @@ class Shards:
     """
 
     def __init__(self, config: ExecutorConfig, stage: Stage, layout: Layout) -> None:
-        self._device, self._dtype, self._layout = config.device, config.dtype, layout
+        self._device = config.device
+        self._dtype = config.dtype
+        self._layout = layout
         kind = torch.device(config.device).type
         self._mesh = init_device_mesh(kind, (dist.get_world_size(),))
         # Blocks return views of new memory, and nothing is added to these in place.
@@ -74,7 +76,7 @@ class Shards:
             name: part_Q.view(self.own(parameter).shape)
             for (name, parameter), part_Q in zip(self._parameters.items(), parts, strict=True)
         }
-        """The same for each parameter."""
+        """The parts of that sum for each parameter."""
 
     @torch.no_grad()
     def spread(self, weights_P: Tensor | None) -> None:

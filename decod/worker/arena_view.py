@@ -73,7 +73,7 @@ class Arena:
         self._pinned: PinnedPrefix | None = None
 
     def pin(self, pinned: PinnedPrefix) -> None:
-        """From now on pin what is in use, for a device."""
+        """Pin what is in use from now on, for a device."""
         self._pinned = pinned
 
     def tensor(self, region: Region, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -131,5 +131,6 @@ class Arena:
             if end > size_bytes:
                 raise _refuse(f"a region ends at {end} of an arena of {size_bytes} bytes")
             # Tensors on the old mapping keep it alive. Both mappings show the same memory.
-            self._map, self._size_bytes = mmap.mmap(self.descriptor, size_bytes), size_bytes
+            self._map = mmap.mmap(self.descriptor, size_bytes)
+            self._size_bytes = size_bytes
         return self._map

@@ -55,7 +55,8 @@ class _Configured:
         self, shapes: tuple[Shape, ...], wide: str, compression: CompressionConfig, *, audited: bool
     ) -> None:
         self.num_elements = sum(map(math.prod, shapes))
-        self.wide, self.audited = _WIDE[wide], audited
+        self.wide = _WIDE[wide]
+        self.audited = audited
         codec = None if compression.method is Method.NONE else compression
         plans = StagePlans(shapes, 1, codec, wide=wide)
         self.num_phases = plans.num_phases
@@ -63,7 +64,7 @@ class _Configured:
         self.exchanges = Exchanges(config, plans)
         here = slice(0, self.num_elements)
         self.between = PlainExchange(config, here, Residuals(config, self.num_elements))
-        """Of what groups of hosts have come to: it travels as it is."""
+        """Averages of what groups of hosts have come to, which travel as they are."""
         self.guide_P = torch.zeros(self.num_elements, dtype=self.wide)
         """The newest average that was used: low-rank methods start from it."""
         self.average_P: Tensor | None = None
@@ -96,7 +97,8 @@ class AverageRunner(ExchangeRunner):
     def _configure(self, request: Request[Configure]) -> Configured:
         settings = request.job.settings
         set_num_threads(settings)
-        shapes, wide = settings.get("shapes"), settings.get("wide")
+        shapes = settings.get("shapes")
+        wide = settings.get("wide")
         if not isinstance(shapes, list) or not shapes or not all(map(_is_shape, shapes)):
             raise malformed(f"shapes are {str(shapes)[:100]}")
         if wide not in _WIDE:
@@ -133,7 +135,8 @@ class AverageRunner(ExchangeRunner):
 
     @runs(jobs.Gather)
     def _gather(self, request: Request[jobs.Gather]) -> None:
-        ready, job = self._ready, request.job
+        ready = self._ready
+        job = request.job
         exchange = self._exchange(job.spec, between=job.kind is jobs.AverageKind.BETWEEN)
         request.expect(None, job.num_parts)
         if not job.phase:
@@ -147,7 +150,8 @@ class AverageRunner(ExchangeRunner):
 
     @runs(jobs.Reduce)
     def _reduce(self, request: Request[jobs.Reduce]) -> jobs.Squared:
-        ready, job = self._ready, request.job
+        ready = self._ready
+        job = request.job
         exchange = self._exchange(job.spec, between=job.kind is jobs.AverageKind.BETWEEN)
 
         def square(mean: Tensor) -> float:
@@ -157,7 +161,8 @@ class AverageRunner(ExchangeRunner):
 
     @runs(jobs.Decode)
     def _decode(self, request: Request[jobs.Decode]) -> jobs.Proposed:
-        ready, job = self._ready, request.job
+        ready = self._ready
+        job = request.job
         exchange = self._exchange(job.spec, between=job.between)
         request.expect(None, 1)
         (output,) = self._tensors(request.outputs, ready.wide, [ready.num_elements])
@@ -174,10 +179,12 @@ class AverageRunner(ExchangeRunner):
     @runs(jobs.Use)
     def _use(self, request: Request[jobs.Use]) -> None:
         request.expect(0, 0)
-        ready, job = self._ready, request.job
+        ready = self._ready
+        job = request.job
         self._exchange(job.spec, between=False).used(job.missed, job.num_parts)
         if ready.average_P is not None:
-            ready.guide_P, ready.average_P = ready.average_P, None
+            ready.guide_P = ready.average_P
+            ready.average_P = None
 
     @runs(jobs.Retract)
     def _retract(self, _: Request[jobs.Retract]) -> None:

@@ -83,8 +83,8 @@ def _refuse(path: str, value: object, why: str) -> ConfigError:
 
 
 _USUAL_NUM_THREADS = min(torch.get_num_threads(), num_processors())
-"""What torch takes if nobody says anything. It knows of no quota of processors' time: threads
-beyond that would only wait for each other."""
+"""The threads that torch takes if nobody says anything. It knows of no quota of processors' time:
+threads beyond that would only wait for each other."""
 
 
 def set_num_threads(message: Mapping[str, Any]) -> None:

@@ -46,7 +46,8 @@ class DeviceClock:
 
     def begin(self) -> None:
         """A job begins, once the device has done what was told before."""
-        self._begun, self._ended = self.mark(), None
+        self._begun = self.mark()
+        self._ended = None
 
     def end(self) -> None:
         """The job's work has all been told."""
@@ -87,7 +88,9 @@ class PinnedPrefix:
         register: Callable[[int, int], int],
         unregister: Callable[[int], int],
     ) -> None:
-        self._max_bytes, self._register, self._unregister = max_bytes, register, unregister
+        self._max_bytes = max_bytes
+        self._register = register
+        self._unregister = unregister
         self._address = self._num_bytes = 0
         self._works = True
 
@@ -109,9 +112,12 @@ class PinnedPrefix:
         num_bytes = min(max(2 * end, _FIRST_BYTES), size_bytes, self._max_bytes)
         if error := self._register(address, num_bytes):
             logger.warning("compute.not_pinned CUDA error %d: copies take longer", error)
-            self._address, self._num_bytes, self._works = 0, 0, False
+            self._address = 0
+            self._num_bytes = 0
+            self._works = False
             return
-        self._address, self._num_bytes = address, num_bytes
+        self._address = address
+        self._num_bytes = num_bytes
 
 
 def pinned_by_cuda(max_bytes: int) -> PinnedPrefix:
@@ -137,21 +143,22 @@ AUTO = "auto"
 CPU = "cpu"
 
 _CUDA_FIRST = "cuda:0"
-"""What `auto` tries."""
+"""The device that `auto` tries."""
 
 _TRIAL_SIZE = 64
 """Rows and columns of the matrices that a trial multiplies. Products of ones are exact."""
 
 _CONTEXT_BYTES = 512 << 20
-"""What CUDA and its libraries take of a device beside what torch counts: usually a little less."""
+"""The memory that CUDA and its libraries take of a device beside what torch counts: usually a
+little less."""
 
 _PINNED_SHARE = 0.25
-"""Of the free memory of a host. Pinned pages can't be swapped out."""
+"""The share of a host's free memory that may be pinned. Pinned pages can't be swapped out."""
 
 _REASON_MAX_CHARACTERS = 200
 
 _TORCH_ERRORS = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
-"""What torch raises if CUDA does not work. A build without CUDA raises AssertionError."""
+"""Errors that torch raises if CUDA does not work. A build without CUDA raises AssertionError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +166,9 @@ class ChosenDevice:
     """A device that works."""
 
     name: str
-    """As torch calls it: `cpu`, or `cuda:` and its number."""
+    """The device as torch calls it: `cpu`, or `cuda:` and its number."""
     text: str
-    """For the operator: the device, and the reason if `auto` took the CPU."""
+    """A text for the operator: the device, and the reason if `auto` took the CPU."""
 
 
 class Cuda(Protocol):

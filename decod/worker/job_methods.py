@@ -110,7 +110,8 @@ class JobRunner(PassRunner):
 
     @override
     def _make_ready(self, request: Request[jobs.Pass]) -> None:
-        crew, microbatch = self._crew, request.job.microbatch
+        crew = self._crew
+        microbatch = request.job.microbatch
         if crew is None or not self._ends_with_others:
             return
 
@@ -153,7 +154,8 @@ class JobRunner(PassRunner):
     @runs(jobs.SketchPart)
     def _sketch_part(self, request: Request[jobs.SketchPart]) -> jobs.Sketched:
         request.expect(None, 0)
-        num_parts, part = request.job.num_parts, request.job.part
+        num_parts = request.job.num_parts
+        part = request.job.part
         if part >= num_parts:
             raise malformed(f"part is {part} of {num_parts}")
         exchange = self._ready.exchange()
@@ -238,7 +240,8 @@ class JobRunner(PassRunner):
 
     @runs(jobs.Gather)
     def _gather(self, request: Request[jobs.Gather]) -> None:
-        job, exchange = request.job, self._exchange(request.job)
+        job = request.job
+        exchange = self._exchange(request.job)
         request.expect(None, job.num_parts)
         if job.num_parts and job.phase:
             parts = self._later_parts(request, exchange)
@@ -249,7 +252,8 @@ class JobRunner(PassRunner):
 
     @runs(jobs.Reduce)
     def _reduce(self, request: Request[jobs.Reduce]) -> jobs.Squared:
-        executor, exchange = self._ready, self._exchange(request.job)
+        executor = self._ready
+        exchange = self._exchange(request.job)
         audited = executor.config.run.audited
         return self._reduced(request, exchange, executor.square_sum, audited=audited)
 
@@ -262,8 +266,10 @@ class JobRunner(PassRunner):
 
     @runs(jobs.Propose)
     def _propose(self, request: Request[jobs.Propose]) -> jobs.Proposed:
-        executor, job = self._ready, request.job
-        num_parts, num_ahead = job.num_parts, job.num_ahead
+        executor = self._ready
+        job = request.job
+        num_parts = job.num_parts
+        num_ahead = job.num_ahead
         how = Sources(num_ahead, job.spec, job.ahead_spec, job.missed, job.missed_now)
         request.expect(num_ahead + num_parts, 0)
         ahead = executor.exchange(how.ahead_spec, ahead=True)
@@ -309,7 +315,8 @@ class JobRunner(PassRunner):
     @runs(jobs.Snapshot)
     def _snapshot(self, request: Request[jobs.Snapshot]) -> jobs.SnapshotTaken:
         """Return the size of a state. If the job has a region, write the state and describe it."""
-        executor, job = self._ready, request.job
+        executor = self._ready
+        job = request.job
         iteration = executor.anchor + job.ahead
         snapshot = executor.snapshot(with_optimizer=job.with_optimizer, ahead=job.ahead)
         if not request.outputs:

@@ -9,7 +9,7 @@ from decod.host_limits import host_free_bytes
 __all__ = ["free_unused", "host_free_bytes", "ran_out"]
 
 _CPU_ERROR = "can't allocate memory"
-"""In what torch raises if the CPU's allocator fails: a RuntimeError like any other."""
+"""Words in what torch raises if the CPU's allocator fails: a RuntimeError like any other."""
 
 
 def ran_out(error: BaseException) -> bool:

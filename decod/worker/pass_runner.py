@@ -38,7 +38,7 @@ from decod.worker.device import (
 from decod.worker.runner import ExchangeRunner, Request, malformed
 
 R = TypeVar("R")
-"""What a job ends with."""
+"""The result of a job."""
 
 logger = logging.getLogger("decod.worker")
 
@@ -79,7 +79,8 @@ class PassRunner(ExchangeRunner):
 
     def _use_device(self, settings: Mapping[str, Any]) -> tuple[ChosenDevice, dict[str, Any]]:
         """Use the device that a host's settings name. Return it, and what is to be known."""
-        device, memory_bytes = parse_device(settings), memory_max_bytes(settings)
+        device = parse_device(settings)
+        memory_bytes = memory_max_bytes(settings)
         settle(device)
         cap_memory(device, memory_bytes)
         facts = device_facts(device, memory_bytes)
@@ -130,7 +131,8 @@ class PassRunner(ExchangeRunner):
     @runs(SetRecompute)
     def _recompute(self, request: Request[SetRecompute]) -> None:
         """Recompute forward passes, or not, in the stages that are built from now on."""
-        device, recompute = self._device, request.job.recompute
+        device = self._device
+        recompute = request.job.recompute
 
         def own() -> None:
             device.config = replace(device.config, recompute=recompute)
@@ -140,7 +142,8 @@ class PassRunner(ExchangeRunner):
     @runs(SpreadStage)
     def _spread_stage(self, request: Request[SpreadStage]) -> None:
         """Spread the stages that are built from now on over the devices, or copy them."""
-        device, sharded = self._device, request.job.sharded
+        device = self._device
+        sharded = request.job.sharded
 
         def own() -> None:
             device.config = replace(device.config, sharded=sharded)
@@ -175,7 +178,8 @@ class PassRunner(ExchangeRunner):
 
     def _pieces(self, region: Region) -> list[Tensor]:
         """Return the views of this device's rows of an activation or gradient in the arena."""
-        config, whole = self._device.config, self._activation(region)
+        config = self._device.config
+        whole = self._activation(region)
         coding = config.activation_coding
         return [whole] if config.rows is None else config.rows.pieces(whole, coding)
 
@@ -201,7 +205,8 @@ class PassRunner(ExchangeRunner):
     @runs(jobs.Forward)
     def _forward(self, request: Request[jobs.Forward]) -> None:
         request.expect(1, 1)
-        entry, outputs = joined(self._pieces(request.inputs[0])), self._pieces(request.outputs[0])
+        entry = joined(self._pieces(request.inputs[0]))
+        outputs = self._pieces(request.outputs[0])
 
         def own() -> None:
             self._write_pieces(outputs, self._device.passes.forward(request.job.microbatch, entry))
@@ -212,7 +217,8 @@ class PassRunner(ExchangeRunner):
     @runs(jobs.Head)
     def _head(self, request: Request[jobs.Head]) -> jobs.Loss:
         request.expect(1, 1)
-        entry, outputs = joined(self._pieces(request.inputs[0])), self._pieces(request.outputs[0])
+        entry = joined(self._pieces(request.inputs[0]))
+        outputs = self._pieces(request.outputs[0])
 
         num_tokens = self._device.config.run.batch.tokens_per_microbatch
 
@@ -228,10 +234,8 @@ class PassRunner(ExchangeRunner):
     @runs(jobs.Backward)
     def _backward(self, request: Request[jobs.Backward]) -> None:
         request.expect(1, 1)
-        gradient, outputs = (
-            joined(self._pieces(request.inputs[0])),
-            self._pieces(request.outputs[0]),
-        )
+        gradient = joined(self._pieces(request.inputs[0]))
+        outputs = self._pieces(request.outputs[0])
 
         def own() -> None:
             self._write_pieces(
@@ -267,7 +271,8 @@ class PassRunner(ExchangeRunner):
         request.expect(1, 0)
         if self._device.tokens is None:
             raise malformed("a block of data for a node without data")
-        tokens, region = self._device.tokens, request.inputs[0]
+        tokens = self._device.tokens
+        region = request.inputs[0]
         content = self._arena.tensor(region, torch.uint8, (region.num_bytes,)).numpy().tobytes()
         block = Block(request.job.shard_index, request.job.offset, region.num_bytes)
 

@@ -69,7 +69,9 @@ class Request(Generic[JobT]):
         outputs: Sequence[Region] = (),
         message: Mapping[str, Any] | None = None,
     ) -> None:
-        self.job, self.inputs, self.outputs = job, inputs, outputs
+        self.job = job
+        self.inputs = inputs
+        self.outputs = outputs
         self.message = message or {"kind": kind_of(type(job)), "fields": fields_of(job)}
 
     @classmethod
@@ -127,7 +129,7 @@ class Runner:
         self._arena = arena
         self._watch = Stopwatch()
         self._kind = ""
-        """Of the job in hand, or of the last one."""
+        """The kind of the job in hand, or of the last one."""
         self._departures: list[Departure] = []
         """Results of the job in hand that are on their way from the device into the arena."""
         self.ends: Callable[[str], None] = lambda _: None
@@ -141,14 +143,16 @@ class Runner:
 
     def run(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to one request. Raises only errors that are bugs, not DecodErrors."""
-        job_id, kind = message.get("job"), message.get("kind")
+        job_id = message.get("job")
+        kind = message.get("kind")
         try:
             if type(job_id) is not int or not isinstance(kind, str) or kind not in self._kinds:
                 raise malformed(f"job {str(job_id)[:20]} is of kind {str(kind)[:100]}")
             job_class, method = self._kinds[kind]
             request = Request.parse(message, job_class)
             self._kind = kind
-            start_s, before = perf_counter(), dict(self._watch.seconds)
+            start_s = perf_counter()
+            before = dict(self._watch.seconds)
             self._begin()
             result = method(request) or Nothing()
             assert isinstance(result, job_class.result), f"{kind} ended with {result}"
@@ -242,7 +246,8 @@ class ExchangeRunner(Runner):
 
     def _later_parts(self, request: Request[Gather], exchange: Exchange) -> list[Tensor]:
         """Return this member's parts of a phase after the first: the inputs are the means."""
-        num_parts, phase = request.job.num_parts, request.job.phase
+        num_parts = request.job.num_parts
+        phase = request.job.phase
         before = exchange.mean_sizes(phase - 1, num_parts)
         return exchange.parts(phase, num_parts, self._tensors(request.inputs, *before))
 
@@ -257,8 +262,12 @@ class ExchangeRunner(Runner):
         """Write the mean of one part. Return its square sum, and what is wrong with contributions
         to it."""
         request.expect(None, 1)
-        job, regions = request.job, request.inputs
-        num_parts, part, phase, weights = job.num_parts, job.part, job.phase, job.weights
+        job = request.job
+        regions = request.inputs
+        num_parts = job.num_parts
+        part = job.part
+        phase = job.phase
+        weights = job.weights
         if part >= num_parts:
             raise malformed(f"part is {part} of {num_parts}")
         if len(weights) != len(regions):
@@ -266,7 +275,9 @@ class ExchangeRunner(Runner):
         dtype, sizes = exchange.mean_sizes(phase, num_parts)
         (output,) = self._tensors(request.outputs, dtype, [sizes[part]])
         dtype, sizes = exchange.part_sizes(phase, num_parts)
-        place, refused, odd = Place(part, num_parts, phase), dict[int, str](), list[int]()
+        place = Place(part, num_parts, phase)
+        refused = dict[int, str]()
+        odd = list[int]()
         if job.lenient:
             size = sizes[part]
             right = [region.num_bytes == size * dtype.itemsize for region in regions]
@@ -288,7 +299,8 @@ class ExchangeRunner(Runner):
     ) -> list[Tensor]:
         """Return the means of all phases of an average."""
         num_phases = num_phases or self._num_phases
-        num_parts, found = len(regions) // num_phases, list[Tensor]()
+        num_parts = len(regions) // num_phases
+        found = list[Tensor]()
         for phase in range(num_phases if num_parts else 0):
             of_phase = regions[phase * num_parts : (phase + 1) * num_parts]
             found += self._tensors(of_phase, *exchange.mean_sizes(phase, num_parts))
@@ -296,7 +308,7 @@ class ExchangeRunner(Runner):
 
 
 _LINE_SIZE_MAX_BYTES = 8 << 20
-"""As the node process has it, in `decod.driver.compute`."""
+"""The limit that the node process has too, in `decod.driver.compute`."""
 
 logger = logging.getLogger("decod.worker")
 
@@ -314,13 +326,16 @@ def serve(connection: socket.socket, runner: Runner) -> int:
             message: Any = None
             try:
                 message = _parse(line)
-                reply, fatal = runner.run(message), False
+                reply = runner.run(message)
+                fatal = False
             except DecodError as error:
                 # After a broken line, the next bytes need not begin a message.
-                reply, fatal = error_reply(-1, error), True
+                reply = error_reply(-1, error)
+                fatal = True
             except Exception as error:
                 logger.exception("compute.failed")
-                reply, fatal = _unexpected(message, error), True
+                reply = _unexpected(message, error)
+                fatal = True
             try:
                 answers.send(reply)
             except (BrokenPipeError, ConnectionResetError):
@@ -338,7 +353,8 @@ class _Answers:
     """
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._lock = connection, Lock()
+        self._connection = connection
+        self._lock = Lock()
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message. Raises `OSError` if nobody listens any more."""

@@ -78,7 +78,8 @@ def aligned(num_bytes: int) -> int:
 
 def placed(entries: Iterable[TensorEntry]) -> tuple[TensorEntry, ...]:
     """Return entries with their offsets in a blob, in this order."""
-    result, offset = [], 0
+    result = []
+    offset = 0
     for entry in entries:
         result.append(replace(entry, offset=offset))
         offset += aligned(entry.num_bytes)
@@ -93,7 +94,8 @@ def cut(entry: TensorEntry) -> Iterator[tuple[int, int]]:
 
 def hash_tensor(pieces: Iterable[memoryview | bytes]) -> tuple[str, list[str]]:
     """Return the hashes of a tensor and of its chunks, from its bytes chunk by chunk."""
-    whole, digests = hashlib.sha256(), []
+    whole = hashlib.sha256()
+    digests = []
     for piece in pieces:
         # One pass over memory: the second hash finds the piece in the cache.
         whole.update(piece)
@@ -110,7 +112,8 @@ def describe_blob(
         entries: Places of the tensors. Their `sha256` is ignored.
         data: The blob.
     """
-    described, digests = [], []
+    described = []
+    digests = []
     for entry in entries:
         pieces = (data[offset : offset + size] for offset, size in cut(entry))
         whole, chunks = hash_tensor(pieces)
@@ -262,7 +265,7 @@ class Transfer:
     num_local: int = 0
     """The part of `num_arrived` that was found on this host."""
     begun_s: float = 0.0
-    """When the first chunk was requested, by the event loop's clock."""
+    """The instant when the first chunk was requested, by the event loop's clock."""
     from_donors: Counter[NodeId] = field(default_factory=Counter)
     """Bytes from each donor."""
 

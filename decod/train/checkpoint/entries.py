@@ -42,7 +42,8 @@ class BytesInFile:
     """
 
     def __init__(self, file: PieceFile, size_bytes: int) -> None:
-        self._file, self._size_bytes = file, size_bytes
+        self._file = file
+        self._size_bytes = size_bytes
 
     def __len__(self) -> int:
         return self._size_bytes

@@ -82,7 +82,9 @@ class InitialState:
             for entry in entries
             for offset, size in cut(entry)
         }
-        described, digests, known = list[object](), list[str](), known or {}
+        described = list[object]()
+        digests = list[str]()
+        known = known or {}
         for entry in entries:
             if entry.name in known:
                 described.append(entry_json(entry) | {"sha256": sources[entry.name].sha256})
@@ -110,7 +112,8 @@ class InitialState:
 
     def _read(self, offset: int) -> bytes:
         entry, source, inside, size_bytes = self._sources[offset]
-        here_bytes, there_bytes = DTYPE_BYTES[entry.dtype], _element_bytes(source.dtype)
+        here_bytes = DTYPE_BYTES[entry.dtype]
+        there_bytes = _element_bytes(source.dtype)
         start = source.start + inside // here_bytes * there_bytes
         wanted_bytes = size_bytes // here_bytes * there_bytes
         with _refusals_told(source.path), opened(source.path, follow_links=True) as file:

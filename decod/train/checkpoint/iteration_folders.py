@@ -51,7 +51,10 @@ class StateInFile:
         starts: Sequence[int],
         check: Callable[[TensorEntry, memoryview], None] | None = None,
     ) -> None:
-        self._file, self._entries, self._starts, self._check = file, entries, starts, check
+        self._file = file
+        self._entries = entries
+        self._starts = starts
+        self._check = check
         self._offsets = [entry.offset for entry in entries]
         last = entries[-1]
         self._size_bytes = last.offset + aligned(last.num_bytes)
@@ -196,7 +199,8 @@ def checked_content(
         OSError: The blob can't be read.
     """
     for source, entry in zip(blob.entries, entries, strict=True):
-        digest, num_bytes = hashlib.sha256(), 0
+        digest = hashlib.sha256()
+        num_bytes = 0
         for place in slices(source, PIECE_BYTES):
             if abandoned():
                 raise _given_up(f"the {what}")
@@ -246,7 +250,8 @@ class Folders:
                 unchanged.
             OSError: The disk refuses. Earlier folders are unchanged.
         """
-        scratch, place = self.folder / f".writing-{iteration}", self.folder / str(iteration)
+        scratch = self.folder / f".writing-{iteration}"
+        place = self.folder / str(iteration)
         try:
             self._files.make_folder(self.folder)
             with suppress(OSError):

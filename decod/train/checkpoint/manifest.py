@@ -50,7 +50,7 @@ class CheckpointManifest:
     run_id: str
     """Id of the run that wrote it."""
     created_s: int
-    """When it was written, in seconds since 1970."""
+    """The instant when the checkpoint was written, in seconds since 1970."""
     loss: float
     """Loss of the iteration, in nats."""
     num_deferred: int
@@ -123,7 +123,8 @@ def _checked(values: dict[str, Any]) -> CheckpointManifest:
         raise _refuse(f"run_id is {ascii(values['run_id'])[:40]}")
     if type(values["loss"]) is not float:
         raise _refuse(f"loss is {ascii(values['loss'])[:40]}")
-    settings, stages = values["settings"], values["stages"]
+    settings = values["settings"]
+    stages = values["stages"]
     if not isinstance(settings, dict) or len(settings) > SETTINGS_MAX:
         raise _refuse("settings is no object of a bounded size")
     if any(type(value) not in (str, int, float, bool) for value in settings.values()):
@@ -168,7 +169,8 @@ def _refuse(problem: str) -> CheckpointError:
 
 def packed(entries: tuple[TensorEntry, ...]) -> tuple[TensorEntry, ...]:
     """Return entries of a blob with their offsets in a file, which has no gaps."""
-    result, offset = [], 0
+    result = []
+    offset = 0
     for entry in entries:
         moved = {**asdict(entry), "shape": entry.shape, "offset": offset}
         result.append(TensorEntry(**moved))

@@ -120,7 +120,7 @@ class StoredFile:
 
     store: Objects
     path: str
-    """Its name in the store, with the folders."""
+    """The object's name in the store, with the folders."""
 
     @property
     def name(self) -> str:
@@ -233,7 +233,8 @@ class DiskRoom:
     """
 
     def __init__(self, folder: Path, size_max_bytes: int | None = None) -> None:
-        self._folder, self.size_max_bytes = folder, size_max_bytes
+        self._folder = folder
+        self.size_max_bytes = size_max_bytes
 
     def cap(self, size_max_bytes: int | None) -> None:
         """Change the cap from now on. Nothing is removed for it."""

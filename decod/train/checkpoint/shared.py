@@ -109,7 +109,8 @@ class FolderStore:
     """
 
     def __init__(self, path: Path, files: FileOperations | None = None) -> None:
-        self._path, self._files = path, files or FileOperations()
+        self._path = path
+        self._files = files or FileOperations()
         self.url = str(path)
 
     @override
@@ -132,7 +133,8 @@ class FolderStore:
             return read_at(descriptor, start, num_bytes)
 
     def write(self, name: str, content: Content) -> None:
-        path, files = self._path / name, self._files
+        path = self._path / name
+        files = self._files
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -287,7 +289,8 @@ class SharedCheckpoints:
     """
 
     def __init__(self, store: SharedStore, run_id: str) -> None:
-        self.store, self._run_id = store, run_id
+        self.store = store
+        self._run_id = run_id
 
     @staticmethod
     def new_folder(iteration: int) -> str:
@@ -308,7 +311,8 @@ class SharedCheckpoints:
             CheckpointError: The blob does not match its entries, or the write was abandoned. In
                 either case, there is no such file.
         """
-        entries, name = packed(blob.entries), stage_file(stage_index)
+        entries = packed(blob.entries)
+        name = stage_file(stage_index)
         content = checked_content(name, "checkpoint", entries, blob, abandoned)
         with self._refusals_told():
             self.store.write(self._path(folder, name), chain([file_header(entries)], content))
@@ -319,7 +323,8 @@ class SharedCheckpoints:
         Raises:
             SharedStoreError: It is not there, or another one's, or can't be read (E-CKP-021).
         """
-        entries, file = packed(description.entries), self._folder(folder) / stage_file(stage_index)
+        entries = packed(description.entries)
+        file = self._folder(folder) / stage_file(stage_index)
         state = KeptState.of(file, stage_index, 0, "", description)
         chunk, start = state.places[secrets.choice(description.chunks).offset]
         with self._refusals_told():

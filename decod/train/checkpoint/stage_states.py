@@ -92,7 +92,8 @@ class KeptState:
         """The state's defect, for people; empty if it has none."""
         if self.whole:
             return ""
-        num, num_right = len(self.description.chunks), len(self.places)
+        num = len(self.description.chunks)
+        num_right = len(self.places)
         if num_right == num:
             return "its file has another length or header than was written"
         return f"{num - num_right} of {num} chunks are not what was written"
@@ -293,7 +294,8 @@ def _read(folder: Path, stage_index: int) -> KeptState | None:
     body = {key: value for key, value in values.items() if key != "sha256"}
     expected = (FORMAT_VERSION, stage_index, int(folder.name))
     found = (values["format_version"], values["stage_index"], values["iteration"])
-    parameter_hash, chunks = values["parameter_hash"], values["chunks"]
+    parameter_hash = values["parameter_hash"]
+    chunks = values["chunks"]
     if text != _sealed(body) or found != expected:
         return None
     if not isinstance(chunks, str) or not _SHA256.match(str(parameter_hash)):
@@ -314,7 +316,8 @@ def state_of_checkpoint(checkpoint: Checkpoint, stage_index: int) -> KeptState |
     if manifest is None or stage_index >= len(manifest.stages):
         return None
     entries = manifest.stages[stage_index]
-    path, digests = checkpoint.folder / stage_file(stage_index), list[str]()
+    path = checkpoint.folder / stage_file(stage_index)
+    digests = list[str]()
     try:
         first = len(file_header(entries))
         with opened(path) as file:
@@ -335,7 +338,8 @@ def state_of_checkpoint(checkpoint: Checkpoint, stage_index: int) -> KeptState |
 def _examined(state: KeptState) -> KeptState:
     """Read every byte of a state. Return it with its correct chunks."""
     entries = packed(state.description.entries)
-    header, right = file_header(entries), dict[int, tuple[Chunk, int]]()
+    header = file_header(entries)
+    right = dict[int, tuple[Chunk, int]]()
     try:
         with opened(state.path) as file:
             framed = file.size_bytes() == file_size_bytes(entries)

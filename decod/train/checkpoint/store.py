@@ -92,7 +92,7 @@ class Checkpoint:
 
     folder: Folder
     iteration: int
-    """From the folder's name."""
+    """The iteration that the folder's name tells."""
     manifest: CheckpointManifest | None
     problem: str = ""
     """Why there is no manifest."""
@@ -386,7 +386,8 @@ def frame_problem(file: OpenFile, entries: tuple[TensorEntry, ...]) -> str:
         OSError: The file can't be read.
         EOFError: It is too short.
     """
-    found_bytes, expected_bytes = file.size_bytes(), file_size_bytes(entries)
+    found_bytes = file.size_bytes()
+    expected_bytes = file_size_bytes(entries)
     if found_bytes != expected_bytes:
         return f"it has {found_bytes} bytes, not {expected_bytes}"
     header = file_header(entries)
@@ -400,7 +401,8 @@ def _stage_problems(
     with opened(path) as file:
         if problem := frame_problem(file, entries):
             return [problem]
-        altered, first = [], len(file_header(entries))
+        altered = []
+        first = len(file_header(entries))
         for entry in entries:
             pieces = _pieces(file, replace(entry, offset=first + entry.offset))
             if chunks is None:
@@ -464,7 +466,8 @@ def find_tensors(checkpoint: Checkpoint) -> dict[str, CheckpointTensor]:
     assert checkpoint.manifest is not None
     found = {}
     for index, entries in enumerate(checkpoint.manifest.stages):
-        path, header = checkpoint.folder / stage_file(index), len(file_header(entries))
+        path = checkpoint.folder / stage_file(index)
+        header = len(file_header(entries))
         for entry in entries:
             found[entry.name] = CheckpointTensor(entry, path, header + entry.offset)
     return found

@@ -54,10 +54,10 @@ logger = logging.getLogger("decod.worker")
 _COMMAND = (sys.executable, "-m", "decod.worker.ranks")
 
 _END_S = 2.0
-"""How long a rank may take to end by itself before it is killed."""
+"""The time that a rank may take to end by itself before it is killed."""
 
 _NOTICE_S = 10.0
-"""How long it may take to notice a process's end after its socket has closed."""
+"""The most time until a process's end is noticed after its socket has closed."""
 
 
 class RankLostError(Exception):
@@ -86,7 +86,8 @@ class _Rank:
                 stdout=subprocess.DEVNULL,
                 pass_fds=list(passed.values()),
             )
-        self.socket, self.lines = here, here.makefile("rb")
+        self.socket = here
+        self.lines = here.makefile("rb")
 
     def close(self) -> None:
         """End the process, and kill it if it takes too long."""
@@ -110,7 +111,8 @@ class Crew:
     """
 
     def __init__(self, devices: list[str], arena_fd: int, ends: Callable[[str], None]) -> None:
-        self.devices, self._ends = devices, ends
+        self.devices = devices
+        self._ends = ends
         self._joined = self._closing = False
         self._lost = Event()
         self._num_jobs = 0
@@ -168,7 +170,8 @@ class Crew:
         """
         for rank, own in zip(self._ranks, settings, strict=True):
             self._send(rank, Request(Configure(own)))
-        facts, num_ranks = [each.facts for each in self._heard(Configure)], len(self.devices)
+        facts = [each.facts for each in self._heard(Configure)]
+        num_ranks = len(self.devices)
         if self._joined:
             return facts
         for number, rank in enumerate(self._ranks, 1):
@@ -198,7 +201,8 @@ class Crew:
             DecodError: A rank has failed in it. See `disagrees`.
         """
         self._tell(request)
-        done, answered = 0, True
+        done = 0
+        answered = True
         try:
             result = own()
             done = 1

@@ -26,7 +26,7 @@ from decod.protocol.core.jobs import BaseJob, Positive
 
 @dataclass(frozen=True, slots=True)
 class FreeMemory:
-    """What is free on the rank's device."""
+    """The memory that is free on the rank's device."""
 
     memory_bytes: int
 
