@@ -17,7 +17,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
 from decod.train.checkpoint.description import StateSink
 from decod.train.checkpoint.places import DiskRoom
-from tests.unit.driver.test_node_driver import MANIFEST, NUDGE, PEER, Bench, run, start_job
+from tests.unit.driver.test_driver import MANIFEST, NUDGE, PEER, Bench, run, start_job
 from tests.waiting import wait_until
 
 
