@@ -33,6 +33,9 @@ from decod.train.checkpoint.entries import StateBytes
 NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
 
+STOPPED = "this node has stopped"
+"""The answer to requests that come too late."""
+
 EventT = TypeVar("EventT", contravariant=True)
 EffectT = TypeVar("EffectT", covariant=True)
 MachineEventT = TypeVar("MachineEventT")

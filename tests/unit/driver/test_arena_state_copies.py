@@ -9,7 +9,7 @@ import pytest
 from decod.driver import arena
 from decod.driver.arena import CopyFile, StateCopies
 from decod.driver.compute import JobError, Reply
-from decod.driver.fetching import ServedState
+from decod.driver.driver import ServedState
 from decod.ids import JobId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
