@@ -12,8 +12,15 @@ from typing import Protocol, TypeVar
 from typing_extensions import override
 
 from decod.driver.arena import ArenaAllocator, CopyFile, Sizes, StateCopies, TensorRegion
-from decod.driver.compute import Compute, ComputeDiedError, JobError, PlanningProcess, Reply
-from decod.driver.machine_driver import STOPPED, JobTaker, MachineDriver
+from decod.driver.compute import (
+    Compute,
+    ComputeDiedError,
+    JobError,
+    JobTaker,
+    PlanningProcess,
+    Reply,
+)
+from decod.driver.machine_driver import STOPPED, MachineDriver
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
