@@ -79,7 +79,7 @@ COMMANDS: dict[str, str] = {
 module that `MODULES` names, or in the lab."""
 
 MODULES = {
-    **dict.fromkeys(("resume", "drain"), "pause"),
+    **dict.fromkeys(("resume", "drain", "set"), "pause"),
     **dict.fromkeys(("why", "doctor", "analyse", "bugreport"), "insight"),
     **dict.fromkeys(("export", "generate", "evaluate"), "model"),
     **dict.fromkeys(("token", "node"), "members"),

@@ -28,7 +28,6 @@ from typing_extensions import override
 
 from decod.cli.options import notes_of
 from decod.config.node_config import default_cache_dir, default_state_dir
-from decod.daemon.node_folder import is_in_use
 from decod.errors import ConfigError, DecodError, HardwareError
 from decod.exit_codes import ExitCode
 from decod.process import takes_a_line
@@ -301,6 +300,8 @@ def _too_long(error: OSError) -> ConfigError:
 
 def _write_report(error: Exception, folder: Path | None) -> Path | None:
     """Write a report, into the node's folder unless a daemon uses it; return its path."""
+    from decod.daemon.node_folder import is_in_use
+
     now = datetime.now(UTC)
     text = "".join([f"decod {' '.join(sys.argv[1:2])}\n", *traceback.format_exception(error)])
     folders = list[Path]()

@@ -20,7 +20,7 @@ from typing import Any
 from typing_extensions import override
 
 from decod.daemon.run_facts import RunPart
-from decod.driver.fetching import ServedState
+from decod.driver.driver import ServedState
 from decod.errors import CheckpointError, DecodError
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.net_limits import Limits

@@ -16,8 +16,7 @@ from decod.daemon.disk_states import InitialStates
 from decod.daemon.open_files import FileLimit
 from decod.daemon.run_facts import TensorSizes
 from decod.daemon.twins import Twins
-from decod.driver.driver import NodeDriver
-from decod.driver.fetching import ServedState
+from decod.driver.driver import NodeDriver, ServedState
 from decod.errors import DecodError
 from decod.ids import NodeId, RunId
 from decod.membership.papers import Membership

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from decod.clocks import wall_clock
-from decod.driver.fetching import outlook
+from decod.driver.driver import outlook
 from decod.journal.run_progress import RunProgress
 from decod.journal.terminal import PatientTerminal
 from decod.texts import size_text, span

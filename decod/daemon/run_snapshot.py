@@ -22,8 +22,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from decod.daemon.node_errors import no_member, not_begun
-from decod.driver.driver import CoreHandle, NodeDriver
-from decod.driver.fetching import ServedState
+from decod.driver.driver import CoreHandle, NodeDriver, ServedState
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
 from decod.journal.run_progress import RunProgress

@@ -15,7 +15,7 @@ from decod.config.schema import activation_size_bytes
 from decod.daemon.control import SCHEMA_VERSION
 from decod.daemon.known_hosts import describe_links
 from decod.daemon.run_facts import RunPart
-from decod.driver.fetching import outlook
+from decod.driver.driver import outlook
 from decod.errors import DecodError, NetworkError, RejectedError
 from decod.ids import NodeId
 from decod.journal.history import SeenMember

@@ -84,12 +84,8 @@ class _Waiting:
     future: asyncio.Future[Reply]
 
 
-class Compute(Protocol):
-    """A taker of jobs: a compute process, or a layer in front of one."""
-
-    @property
-    def ended(self) -> asyncio.Future[str]:
-        """Done once no more jobs are taken. The result is the reason."""
+class JobTaker(Protocol):
+    """A process that runs jobs."""
 
     def submit(
         self,
@@ -99,6 +95,14 @@ class Compute(Protocol):
         outputs: tuple[TensorRegion, ...] = (),
     ) -> asyncio.Future[Reply]:
         """Queue a job; the future raises `JobError` or `ComputeDiedError`."""
+
+
+class Compute(JobTaker, Protocol):
+    """A taker of jobs: a compute process, or a layer in front of one."""
+
+    @property
+    def ended(self) -> asyncio.Future[str]:
+        """Done once no more jobs are taken. The result is the reason."""
 
 
 class ComputeProcess:

@@ -1,5 +1,9 @@
-"""The driver of a `NodeMachine`. See `decod.driver.machine_driver`."""
+"""The driver of a `NodeMachine`, which also fetches a stage's state and serves copies of it.
 
+See `decod.driver.machine_driver` for drivers in general.
+"""
+
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,22 +12,21 @@ from typing import Protocol, TypeVar
 from typing_extensions import override
 
 from decod.driver.arena import ArenaAllocator, CopyFile, Sizes, StateCopies, TensorRegion
-from decod.driver.compute import Compute, ComputeDiedError, JobError, PlanningProcess, Reply
-from decod.driver.fetching import (
-    STOPPED,
-    Requests,
-    ServedState,
-    StateDisk,
-    StateTransport,
-    fetched_state,
-    taken,
+from decod.driver.compute import (
+    Compute,
+    ComputeDiedError,
+    JobError,
+    JobTaker,
+    PlanningProcess,
+    Reply,
 )
-from decod.driver.machine_driver import JobTaker, MachineDriver
+from decod.driver.machine_driver import STOPPED, MachineDriver
 from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.context import Promise
+from decod.protocol.core.era import Kept
 from decod.protocol.core.events import Event
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.scopes import Way
@@ -31,8 +34,129 @@ from decod.protocol.core.view import Member
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.protocol.node_machine import NodeMachine
 from decod.texts import clip, why_of
-from decod.train.checkpoint.description import Transfer
+from decod.train.checkpoint.description import (
+    Chunk,
+    Description,
+    QuietSink,
+    StateSink,
+    Transfer,
+    parse_description,
+)
 from decod.train.checkpoint.entries import StateBytes
+
+_LOAD_BYTES_PER_S = 2e8
+"""Rough speed of verifying and loading a state that has arrived: it hashes every byte twice."""
+
+_PROGRESS_S = 30.0
+"""Time between two reports of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedState:
+    """A copy of this stage's state. Call `release` when it has been read."""
+
+    iteration: int
+    manifest: str
+    data: StateBytes
+    release: Callable[[], None]
+
+
+class StateDisk(Protocol):
+    """The states of stages that this host keeps on its disk."""
+
+    def keep(self, stage_index: int, parameter_hash: str, served: ServedState) -> None:
+        """Write a state in the background, and release it even if that fails."""
+
+    def mirror(self, effect: fx.MirrorState) -> None:
+        """Fetch another stage's state from its members, and write it."""
+
+    def read_checkpoint(self, iteration: int) -> None:
+        """Check a checkpoint, then tell the machine whether it, or which older one, is whole."""
+
+    def read_kept(self, wanted: tuple[Kept, ...]) -> None:
+        """Read these states; tell the machine which are damaged, and when all were read."""
+
+    async def searched(self) -> None:
+        """Wait until the disk has been searched for states, or until that takes too long."""
+
+    def expect(self, description: Description) -> None:
+        """Take in what is about to be fetched: its chunks are asked for next."""
+
+    def local(self, chunk: Chunk) -> bytes | None:
+        """Return a chunk's bytes if this host has or can read them. Called in a thread."""
+
+    async def load(
+        self, wanted: fx.FetchState, allocate: Callable[[int], StateBytes | None]
+    ) -> str | None:
+        """Read a state into a buffer; return its description, or None if it is not on disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The progress of a state that is being fetched, for people."""
+
+    percent: float
+    bytes_per_s: float
+    """Mean rate of the bytes from donors."""
+    left_s: float | None
+    """Time until this node can take microbatches, at the rate so far. None if it is not known."""
+
+
+def outlook(transfer: Transfer, now_s: float) -> Outlook:
+    """Return the progress of a transfer at `now_s`, on the loop's clock."""
+    seconds = max(1e-6, now_s - transfer.begun_s)
+    rate = (transfer.num_arrived - transfer.num_local) / seconds
+    missing = transfer.num_bytes - transfer.num_arrived
+    percent = 100 * transfer.num_arrived / max(1, transfer.num_bytes)
+    left_s = missing / rate + transfer.num_bytes / _LOAD_BYTES_PER_S if rate else None
+    return Outlook(percent, rate, left_s)
+
+
+class Requests:
+    """The open requests for copies of this node's state, by number. The machine answers later."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._open: dict[int, asyncio.Future[ServedState | str]] = {}
+
+    def open(self) -> "tuple[int, asyncio.Future[ServedState | str]]":
+        """Open a request; return its number and the future of its answer."""
+        request_id = self._next
+        future = asyncio.get_running_loop().create_future()
+        self._next += 1
+        self._open[request_id] = future
+        return request_id, future
+
+    def answer(self, request_id: int, answer: ServedState | str) -> bool:
+        """Answer a request; return False if its caller was cancelled."""
+        future = self._open.pop(request_id)
+        if future.cancelled():
+            return False
+        future.set_result(answer)
+        return True
+
+    def close(self) -> None:
+        """Answer all open requests with the reason that this node has stopped."""
+        for future in self._open.values():
+            if not future.done():
+                future.set_result(STOPPED)
+
+
+async def taken(future: "asyncio.Future[ServedState | str]") -> ServedState | str:
+    """Return a future's result. If the caller is cancelled, release a copy that comes later."""
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(_release)
+        raise
+
+
+def _release(future: "asyncio.Future[ServedState | str]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        state = future.result()
+        if isinstance(state, ServedState):
+            state.release()
+
 
 T = TypeVar("T")
 
@@ -61,7 +185,7 @@ class ProbeResult(Protocol):
         """Bandwidth towards the peer."""
 
 
-class Transport(StateTransport, Protocol):
+class Transport(Protocol):
     """The way by which messages and tensors leave this host."""
 
     def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
@@ -83,6 +207,13 @@ class Transport(StateTransport, Protocol):
 
     async def probe(self, to: NodeId, term: int, size_bytes: int) -> ProbeResult | None:
         """Time a round trip and a transfer of `size_bytes`; return None if that failed."""
+
+    async def fetch_state(self, wanted: fx.FetchState, sink: StateSink) -> str:
+        """Fetch a state into the sink's last buffer; return its description.
+
+        Raises:
+            DecodError: No donor gave the whole state.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,6 +492,156 @@ def _use_disk(
             disk.read_checkpoint(iteration)
         case fx.ReadKept(states):
             disk.read_kept(states)
+
+
+# --- fetching a state -----------------------------------------------------------------------------
+
+
+class _Sink(QuietSink):
+    """The place where one fetch puts its state, and the chunks that this host has already."""
+
+    def __init__(self, driver: NodeDriver, *, is_whole: bool) -> None:
+        self.buffers: list[StateBytes] = []
+        # Parameters alone come in each iteration. Written to a disk, they would wear it out.
+        self._allocate: Callable[[int], StateBytes | None] = (
+            driver.allocate_state if is_whole else driver.allocate
+        )
+        self._own: StateBytes | None = None
+        self._places: dict[str, slice] = {}
+        self._driver = driver
+
+    def take_from(self, copy: ServedState | None) -> None:
+        """Take equal chunks from a copy of this node's own state from now on; None: no more."""
+        self._own = None
+        self._places = {}
+        if copy is not None:
+            self._own = copy.data
+            for chunk in parse_description(copy.manifest).chunks:
+                place = slice(chunk.offset, chunk.offset + chunk.num_bytes)
+                self._places[chunk.sha256] = place
+
+    def allocate(self, size_bytes: int) -> StateBytes | None:
+        buffer = self._allocate(size_bytes)
+        if buffer is not None:
+            self.buffers.append(buffer)
+        return buffer
+
+    @override
+    def expect(self, description: Description) -> None:
+        if (disk := self._driver.disk) is not None:
+            disk.expect(description)
+
+    @override
+    def began(self, transfer: Transfer) -> None:
+        self._driver.fetching(transfer)
+
+    @override
+    def donor_failed(self, donor: NodeId, reason: str) -> None:
+        self._driver.note(fx.Note("state.failed", (("peer", donor), ("reason", reason))))
+
+    @override
+    def local(self, chunk: Chunk) -> memoryview | bytes | None:
+        if self._own is not None and chunk.sha256 in self._places:
+            return self._own[self._places[chunk.sha256]]
+        disk = self._driver.disk
+        return disk.local(chunk) if disk is not None else None
+
+
+async def fetched_state(
+    driver: NodeDriver, transport: Transport, wanted: fx.FetchState, *, own: NodeId
+) -> ev.StateFetched | ev.StateFetchFailed:
+    """Fetch a state from this host's disk or from donors; return the event for the machine.
+
+    Args:
+        driver: Gives the memory, and is told of progress.
+        transport: Reaches the other donors.
+        wanted: Says which state, and names the donors.
+        own: This node. If it is among the donors, this host's disk is tried first.
+    """
+    sink = _Sink(driver, is_whole=wanted.with_optimizer)
+    text = ""
+    reason = ""
+    copy = await _own_copy(driver, sink) if wanted.alike else None
+    progress = asyncio.get_running_loop().create_task(_show(driver))
+    others = replace(wanted, donors=tuple(node for node in wanted.donors if node != own))
+    try:
+        if driver.disk is not None:
+            await driver.disk.searched()
+        if own in wanted.donors and driver.disk is not None:
+            text = await _read(driver, driver.disk, wanted, sink)
+        if not text:
+            text = await transport.fetch_state(others, sink)
+            _tell(driver, wanted, driver.transfer)
+    except Exception as error:  # noqa: BLE001 - the machine is told of every failure.
+        reason = clip(str(error), 200) or type(error).__name__
+    finally:
+        progress.cancel()
+        if copy is not None:
+            sink.take_from(None)
+            copy.release()
+        driver.fetching(None)
+        blob = sink.buffers.pop() if text and sink.buffers else None
+        for buffer in sink.buffers:
+            driver.tensor_failed(buffer)
+    if blob is None:
+        return ev.StateFetchFailed(wanted.stage_index, wanted.iteration, reason)
+    tensor = driver.adopt(blob)
+    return ev.StateFetched(wanted.stage_index, wanted.iteration, text, tensor)
+
+
+async def _read(driver: NodeDriver, disk: StateDisk, wanted: fx.FetchState, sink: _Sink) -> str:
+    """Read a state from this host's disk; return its description, or "" if it is not there."""
+    begun_s = asyncio.get_running_loop().time()
+    text = await disk.load(wanted, sink.allocate)
+    if text is None:
+        return ""
+    num_bytes = sum(chunk.num_bytes for chunk in parse_description(text).chunks)
+    read = Transfer(wanted.stage_index, wanted.iteration, num_bytes, num_bytes, num_bytes, begun_s)
+    _tell(driver, wanted, read)
+    return text
+
+
+def _tell(driver: NodeDriver, wanted: fx.FetchState, transfer: Transfer | None) -> None:
+    """Report the size and duration of a fetch that has succeeded."""
+    if transfer is None:
+        return
+    duration_s = asyncio.get_running_loop().time() - transfer.begun_s
+    fields = (
+        ("stage", transfer.stage_index),
+        ("iteration", transfer.iteration),
+        ("num_bytes", transfer.num_bytes),
+        ("num_local", transfer.num_local),
+        ("duration_s", round(duration_s, 3)),
+    )
+    # A client fetches parameters alone, in each iteration.
+    event = "state.fetched" if wanted.with_optimizer else "parameters.fetched"
+    driver.note(fx.Note(event, fields))
+
+
+async def _own_copy(driver: NodeDriver, sink: _Sink) -> ServedState | None:
+    """Copy this node's own state, so that a fetch can take equal chunks from it."""
+    copy = await driver.run_copy(jobs.Snapshot(with_optimizer=True))
+    if isinstance(copy, str):
+        return None
+    sink.take_from(copy)
+    return copy
+
+
+async def _show(driver: NodeDriver) -> None:
+    """Report the progress of a fetch from time to time. Never returns."""
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        transfer = driver.transfer
+        if transfer is None:
+            continue
+        found = outlook(transfer, asyncio.get_running_loop().time())
+        fields = (
+            ("stage", transfer.stage_index),
+            ("percent", round(found.percent)),
+            ("bytes_per_s", round(found.bytes_per_s)),
+            ("left_s", None if found.left_s is None else round(found.left_s)),
+        )
+        driver.note(fx.Note("state.progress", fields))
 
 
 class CoreHandle:

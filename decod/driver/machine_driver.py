@@ -20,18 +20,20 @@ from decod.driver.arena import (
     TensorRegion,
     output_bytes,
 )
-from decod.driver.compute import Compute, JobError, Reply
+from decod.driver.compute import Compute, JobError, JobTaker, Reply
 from decod.driver.event_loop import RunningLoop
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
-from decod.protocol.core.jobs import BaseJob
 from decod.tasks import TaskSet, in_thread
 from decod.train.checkpoint.entries import StateBytes
 
 NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
+
+STOPPED = "this node has stopped"
+"""The answer to requests that come too late."""
 
 EventT = TypeVar("EventT", contravariant=True)
 EffectT = TypeVar("EffectT", covariant=True)
@@ -51,19 +53,6 @@ class SteppedMachine(Protocol[EventT, EffectT]):
 
     def step(self, now_s: float, event: EventT) -> Sequence[EffectT]:
         """Take an event; return what is to be done, in order."""
-
-
-class JobTaker(Protocol):
-    """A process that runs jobs."""
-
-    def submit(
-        self,
-        job: BaseJob,
-        *,
-        inputs: tuple[TensorRegion, ...] = (),
-        outputs: tuple[TensorRegion, ...] = (),
-    ) -> asyncio.Future[Reply]:
-        """Queue a job."""
 
 
 class MachineDriver(Generic[MachineEventT, MachineEffectT]):

@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion, Sizes
 from decod.driver.compute import Compute
-from decod.driver.fetching import STOPPED
-from decod.driver.machine_driver import MachineDriver
+from decod.driver.machine_driver import STOPPED, MachineDriver
 from decod.ids import NodeId, TensorId
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.peer import PeerMachine

@@ -29,8 +29,7 @@ from decod.daemon.resume import Resumed, find_all, find_resumed
 from decod.daemon.run_facts import RunPart
 from decod.daemon.run_snapshot import SnapshotSources
 from decod.driver.arena import StateCopies
-from decod.driver.driver import CoreHandle
-from decod.driver.fetching import ServedState
+from decod.driver.driver import CoreHandle, ServedState
 from decod.ids import RunId
 from decod.journal.run_progress import RunProgress
 from decod.membership.statements import new_charter

@@ -9,8 +9,7 @@ from typing import Any, cast
 from decod.config.schema import Manifest
 from decod.daemon.run_facts import RunPart
 from decod.daemon.run_snapshot import SnapshotSources
-from decod.driver.driver import CoreHandle, NodeDriver
-from decod.driver.fetching import ServedState
+from decod.driver.driver import CoreHandle, NodeDriver, ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.journal.run_progress import RunProgress

@@ -13,7 +13,7 @@ import pytest
 
 from decod.daemon import disk_states as module
 from decod.daemon.disk_states import DiskStates
-from decod.driver.fetching import ServedState
+from decod.driver.driver import ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.net.donor import StateRequest

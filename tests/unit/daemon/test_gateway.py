@@ -14,8 +14,7 @@ from decod.daemon.disk_states import InitialStates
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.open_files import FileLimit
 from decod.daemon.run_facts import TensorSizes
-from decod.driver.driver import NodeDriver
-from decod.driver.fetching import ServedState
+from decod.driver.driver import NodeDriver, ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
 from decod.net.ask import DialBack, Dialled

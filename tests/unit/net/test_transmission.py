@@ -14,6 +14,7 @@ from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.net_limits import MIB, Limits
 from decod.net.rate_caps import Lane, Pace
+from decod.net.transmission import LinkShare
 from decod.wire.frame import data_frame
 from decod.wire.v1 import tensor_pb2
 from tests.support.peers import ACTIVATION, ALICE, BOB, MEMBERS, OURS, RUN, Pair, header, with_pair
@@ -228,3 +229,14 @@ def test_an_upload_cap_holds_over_all_peers_and_any_second() -> None:
         await capped.close()
 
     with_pair(test)
+
+
+def test_tensors_that_overlap_share_the_link() -> None:
+    """Alone for 1 s, in halves for 2 s, the second alone for 1 s more: 2 s of link for each."""
+    share = LinkShare()
+    first = share.enter(10.0)
+    second = share.enter(11.0)
+    assert share.leave(13.0, first) == pytest.approx(2.0)
+    assert share.leave(14.0, second) == pytest.approx(2.0)
+    alone = share.enter(20.0)
+    assert share.leave(21.5, alone) == pytest.approx(1.5)

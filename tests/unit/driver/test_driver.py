@@ -12,8 +12,7 @@ import pytest
 
 from decod.driver.arena import ArenaAllocator, Sizes, TensorRegion
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError, PlanningProcess, Reply
-from decod.driver.driver import DriverPorts, NodeDriver
-from decod.driver.fetching import ServedState, outlook
+from decod.driver.driver import DriverPorts, NodeDriver, ServedState, outlook
 from decod.driver.machine_driver import NO_JOB
 from decod.errors import OUT_OF_MEMORY
 from decod.ids import Iteration, JobId, MicrobatchId, NodeId, TensorId

@@ -141,7 +141,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for target in (
         "decod.daemon.volunteer.run_join",
-        "decod.daemon.demands.run_dry",
+        "decod.daemon.volunteer.run_dry",
         "decod.daemon.leader_daemon.run_leader",
         "decod.cli.demo_command.play",
         "decod.lab.study.study_runs.run_grid",

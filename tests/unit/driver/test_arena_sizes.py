@@ -113,7 +113,7 @@ def test_what_groups_have_come_to_travels_as_it_is() -> None:
 
 
 def test_every_kind_of_job_is_here() -> None:
-    """A job beside the device is for another process (`test_planning`)."""
+    """A job beside the device is for another process (`test_compute_planning`)."""
     for_device = {kind for kind in get_args(jobs.Job) if not kind.beside_device}
     assert {type(job) for job in JOBS} == for_device - AVERAGES_ONLY
 

@@ -271,7 +271,7 @@ def test_the_last_line_says_what_to_do_next(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("decod.daemon.volunteer.run_join", lambda *_: 0)
-    monkeypatch.setattr("decod.daemon.demands.run_dry", lambda *_: 0)
+    monkeypatch.setattr("decod.daemon.volunteer.run_dry", lambda *_: 0)
     assert main(["join", TEXT, *options]) == 0
     assert capfd.readouterr().out == f"next: {following}\n"
 

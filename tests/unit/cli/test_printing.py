@@ -9,7 +9,7 @@ import pytest
 from decod.cli.main import main
 from decod.exit_codes import ExitCode
 from tests.support.disk import read_only, small_disk
-from tests.unit.cli.test_join_line import TEXT, assert_told
+from tests.unit.cli.test_join import TEXT, assert_told
 
 ON_IT: dict[str, tuple[list[str], set[ExitCode]]] = {
     "join": (

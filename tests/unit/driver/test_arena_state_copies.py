@@ -9,7 +9,7 @@ import pytest
 from decod.driver import arena
 from decod.driver.arena import CopyFile, StateCopies
 from decod.driver.compute import JobError, Reply
-from decod.driver.fetching import ServedState
+from decod.driver.driver import ServedState
 from decod.ids import JobId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
@@ -17,7 +17,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
 from decod.train.checkpoint.description import StateSink
 from decod.train.checkpoint.places import DiskRoom
-from tests.unit.driver.test_node_driver import MANIFEST, NUDGE, PEER, Bench, run, start_job
+from tests.unit.driver.test_driver import MANIFEST, NUDGE, PEER, Bench, run, start_job
 from tests.waiting import wait_until
 
 
