@@ -43,6 +43,13 @@ OFTEN_S = tuple(step / 3 for step in range(round(3 * PATIENCE_S) + 2))
 """Three times a second, for longer than the leader's patience."""
 
 
+def test_one_members_word_removes_nobody_else() -> None:
+    """r2a is alone in its stage, so it can't go itself. r1a answers the leader, and stays."""
+    doubts = discord()
+    assert not told(doubts, *OFTEN_S, ends=(R2A, R1A))
+    assert not told(doubts, *OFTEN_S, ends=(R2A, R1B))
+
+
 def test_an_accuser_that_nobody_confirms_goes_itself() -> None:
     doubts = discord()
     assert list(told(doubts, *OFTEN_S, ends=(R2A, R1A), view=WIDE)) == [R2A]
