@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from decod.protocol.core.effects import Send
 from decod.protocol.core.era import Kept
 from decod.protocol.core.messages.membership_messages import Assign, Join, Prepared, Refuse
 from decod.protocol.core.view import Role, View
@@ -41,6 +42,14 @@ def test_a_stage_that_is_none_is_refused(admission: Admission, stage_index: int)
     assert admission.candidates == {}
 
 
+def test_another_manifest_is_refused_with_both_hashes(admission: Admission) -> None:
+    foreign = dataclasses.replace(RELAY, manifest_sha256="f" * 64)
+    ((_, refusal),) = sent(admission.join(NOBODY, R1A, foreign))
+    assert isinstance(refusal, Refuse)
+    assert "f" * 16 in refusal.reason
+    assert "0" * 16 in refusal.reason
+
+
 def test_a_lost_stage_gets_the_candidate_whose_disk_holds_its_state(admission: Admission) -> None:
     """Stage 1 has nobody either, and the other candidate is larger."""
     view = view_of("d0", num_stages=3)
@@ -50,6 +59,31 @@ def test_a_lost_stage_gets_the_candidate_whose_disk_holds_its_state(admission: A
     assert admission.join(view, R1B, holder) == [], "it has found its states meanwhile"
     effects = admission.assign_waiting(view, {})
     assert sent(effects) == [(R1B, Assign(2, -1)), (R1A, Assign(1, -1))]
+
+
+def test_who_builds_other_weights_than_its_stage_is_refused(admission: Admission) -> None:
+    """Members of a stage must start from the same bits (I3)."""
+    for node in (R1A, R1B):
+        admission.join(NOBODY, node, insisting(1))
+    admission.prepared(NOBODY, R1A, Prepared(1, "h"))
+    effects = admission.prepared(NOBODY, R1B, Prepared(1, "other"))
+    reason = "it builds other initial weights than the rest of its stage"
+    assert effects == [Send(R1B, Refuse(reason))]
+    assert R1B not in admission.candidates
+
+
+def test_a_stranger_that_came_and_went_does_not_decide_what_others_must_build(
+    admission: Admission,
+) -> None:
+    for node in (R1A, R1B):
+        admission.join(NOBODY, node, insisting(1))
+    admission.prepared(NOBODY, R1A, Prepared(1, "made up"))
+    del admission.candidates[R1A]
+    assert sent(admission.prepared(NOBODY, R1B, Prepared(1, "h"))) == [(R1B, Assign(1, -1))]
+    # Nor does it by coming back.
+    admission.join(NOBODY, R1A, insisting(1))
+    ((_, refusal),) = sent(admission.prepared(NOBODY, R1A, Prepared(1, "made up")))
+    assert isinstance(refusal, Refuse)
 
 
 def test_members_decide_what_newcomers_to_their_stage_must_build(admission: Admission) -> None:

@@ -5,17 +5,20 @@ import json
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.bans import NO_BANS, BanList, disbelieve
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import ContestBans, Effect, Send
+from decod.protocol.core.effects import ContestBans, Effect, Send, Stop, StopReason, UseBans
 from decod.protocol.core.events import BansMade, Received
-from decod.protocol.core.messages.membership_messages import Bans, Heartbeat
-from decod.protocol.core.view import View
+from decod.protocol.core.messages.decision_messages import Mend
+from decod.protocol.core.messages.membership_messages import Bans, Heartbeat, Join
+from decod.protocol.core.view import Role, View
 from decod.protocol.links.ban_news import BanNews, word_of
 from decod.sim.core import read_bans, without
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
+    MANIFEST,
     R1A,
     R1B,
+    R1C,
     STRANGER,
     configured,
     context_of,
@@ -83,6 +86,27 @@ def training(*relays: str) -> World:
     return world
 
 
+def test_the_leader_goes_on_without_a_banned_relay_in_the_same_iteration() -> None:
+    world = training("r1a", "r1b")
+    iteration = world.hosts[D0].machine.context.iteration
+    effects = world.step("d0", BansMade(bans(5, R1A)))
+    mends = [message for _, message in sent(effects) if isinstance(message, Mend)]
+    assert mends
+    assert mends[0].iteration == iteration
+    kinds = [type(message) for to, message in sent(effects) if to == R1A]
+    assert kinds == [Bans, Mend], "it hears first why"
+    world.turn_until(lambda: "r1a stops: banned, r1a lies" in world.seen)
+    world.turn_until(lambda: world.hosts[D0].machine.context.iteration > Iteration(2, 9))
+    assert R1A not in world.hosts[R1B].machine.context.view
+
+
+def test_a_banned_node_stops_with_the_reason_and_passes_the_list_on_before() -> None:
+    machine = training("r1a", "r1b").hosts[R1A].machine
+    effects = machine.step(9.0, Received(D0, word_of(bans(5, R1A))))
+    assert effects[-1] == Stop(StopReason.BANNED, "r1a lies")
+    assert UseBans(bans(5, R1A)) in effects
+
+
 def test_an_earlier_list_changes_nothing() -> None:
     world = training("r1a", "r1b")
     world.step("d0", BansMade(bans(5)))
@@ -106,3 +130,15 @@ def test_a_list_that_bans_the_leader_is_for_the_leader_to_replace() -> None:
     effects = leader.step(world.now_s, BansMade(without(made, D0)))
     assert [*leader.context.bans.banned] == [R1B]
     assert R1A in receivers(effects)
+
+
+def test_a_banned_candidate_is_forgotten_and_others_are_told() -> None:
+    world = training("r1a", "r1b")
+    leader = world.hosts[D0].machine.leader
+    assert leader is not None
+    for node in (STRANGER, R1C):
+        join = Join(f"{node}:1", Role.RELAY, 1, 1, MANIFEST, incarnation=7)
+        world.hosts[D0].machine.step(world.now_s, Received(node, join))
+    effects = world.hosts[D0].machine.step(world.now_s, BansMade(bans(5, STRANGER)))
+    assert [*leader.admission.candidates] == [R1C]
+    assert {STRANGER, R1C} <= {*receivers(effects)}

@@ -3,7 +3,7 @@
 from decod.ids import NodeId
 from decod.protocol.core.view import View
 from decod.protocol.leadership.suspicions import Conflicts, Doubt, IterationProgress
-from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R1C, R2A, view_of
+from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R1C, R2A, R2B, view_of
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
 WIDE = view_of("d0", "r1a", "r1b", "r1c", "r2a", "r2b")
@@ -27,6 +27,13 @@ def told(
     return doubts.due(view)
 
 
+def slowed(doubts: Conflicts, now_s: float, *pairs: tuple[NodeId, NodeId]) -> dict[NodeId, str]:
+    """Tell of tensors that were given up; return who goes then."""
+    for ends in pairs:
+        doubts.doubted(now_s, Doubt(ends, slow=True), IterationProgress(WIDE, now_s))
+    return doubts.due(WIDE)
+
+
 # --- links that are cut -----------------------------------------------------------------------
 
 
@@ -41,6 +48,13 @@ def test_data_nodes_and_the_last_of_a_stage_stay() -> None:
 
 OFTEN_S = tuple(step / 3 for step in range(round(3 * PATIENCE_S) + 2))
 """Three times a second, for longer than the leader's patience."""
+
+
+def test_one_members_word_removes_nobody_else() -> None:
+    """r2a is alone in its stage, so it can't go itself. r1a answers the leader, and stays."""
+    doubts = discord()
+    assert not told(doubts, *OFTEN_S, ends=(R2A, R1A))
+    assert not told(doubts, *OFTEN_S, ends=(R2A, R1B))
 
 
 def test_an_accuser_that_nobody_confirms_goes_itself() -> None:
@@ -66,3 +80,13 @@ def test_a_member_that_holds_iterations_up_has_nobody_removed_for_a_second_time(
     assert list(doubts.due(VIEW)) == [R1A]
     doubts.stalled(900.0, WIDE, {R2A: [R1C], R1C: [R2A]})
     assert R1C not in doubts.due(WIDE)
+
+
+# --- tensors that are too slow ----------------------------------------------------------------
+
+
+def test_nobody_goes_if_it_is_not_clear_whose_fault_it_is() -> None:
+    doubts = discord()
+    assert not slowed(doubts, 0.0, (R1A, R2A), (R1B, R2B))
+    # Now both r1a and r2b have two others each, and one of these is the other.
+    assert not slowed(doubts, 1.0, (R1A, R2B))

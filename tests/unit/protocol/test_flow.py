@@ -24,6 +24,7 @@ from tests.unit.protocol.cast import (
     D1,
     R1A,
     R2A,
+    STRANGER,
     context_of,
     flow,
     member,
@@ -51,6 +52,12 @@ def answer(
     return FlowAnswer(1, request_id, flow_id, cost_s, num, path)
 
 
+def sink() -> DataFlows:
+    flows = data_flows(context_of(D0, VIEW))
+    flows.activate(0.0)
+    return flows
+
+
 def relay(node: NodeId = R2A, *, active: bool = True) -> RelayFlows:
     flows = relay_flows(context_of(node, VIEW))
     if active:
@@ -63,6 +70,30 @@ def with_flow(flows: RelayFlows, sender: NodeId = D0, *, at_s: float = 0.0) -> R
     flows.announced(at_s, sender, cost(0.0, 1))
     flows.answered(at_s, sender, answer(1, flow(0)))
     return flows
+
+
+# --- offering -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sender", "asked"),
+    [
+        (R1A, request(1)),
+        (STRANGER, request(1)),
+        (R2A, request(1, data_node=D1)),
+        (R2A, request(1, cost_s=-0.1)),
+    ],
+)
+def test_who_may_not_ask_or_believes_a_lower_price_is_refused(
+    sender: NodeId, asked: RequestFlow
+) -> None:
+    flows = sink()
+    ((_, reply),) = sent(flows.requested(1.0, sender, asked))
+    assert isinstance(reply, FlowAnswer)
+    assert reply.flow_id is None
+    known = asked.data_node == D0
+    assert (reply.cost_s, reply.num_unpaired) == ((0.0, 2) if known else (math.inf, 0))
+    assert flows.outflows.paired == {}
 
 
 # --- asking ---------------------------------------------------------------------------------------

@@ -7,12 +7,13 @@ from decod.protocol.averaging.averager import Averager, Averaging, port_of
 from decod.protocol.core.effects import Effect, FetchState, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, StateFetched, StateFetchFailed
 from decod.protocol.core.fingerprints import NUM_SUMS, Sketch, digest_of
-from decod.protocol.core.jobs import JobResult
+from decod.protocol.core.jobs import Built, JobResult
 from decod.protocol.core.messages.audit_messages import (
     Audit,
     AuditCase,
     AuditedPart,
     AuditedTensor,
+    AuditedWork,
     AuditResult,
 )
 from decod.protocol.core.messages.scopes import Message
@@ -32,7 +33,7 @@ from tests.unit.protocol.cast import (
     tensor,
     view_of,
 )
-from tests.unit.protocol.test_witnessing import DIGEST, MB, Signed, proof
+from tests.unit.protocol.test_witnessing import DIGEST, MB, OTHER, Signed, proof
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
 AVERAGING = AveragingId(ITERATION, 1)
@@ -112,6 +113,13 @@ class Judging:
 def result_of(effects: list[Effect]) -> AuditResult:
     (found,) = (m for _, m in sent(effects) if isinstance(m, AuditResult))
     return found
+
+
+def test_a_false_word_needs_no_replay() -> None:
+    judging = Judging()
+    judging.tell(OTHER)
+    found = result_of(judging.done(judging.fetched(), Built(HASH)))
+    assert [each.work for each in found.findings] == [AuditedWork.WORD]
 
 
 def test_without_the_parameters_nothing_is_settled() -> None:

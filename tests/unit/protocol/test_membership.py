@@ -7,7 +7,17 @@ from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages.membership_messages import CatchUp, Heartbeat
 from decod.protocol.links.liveness import Liveness
-from tests.unit.protocol.cast import D0, ITERATION, R1B, configured, context_of, sent, view_of
+from tests.unit.protocol.cast import (
+    D0,
+    ITERATION,
+    R1B,
+    STRANGER,
+    configured,
+    context_of,
+    notes_of,
+    sent,
+    view_of,
+)
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a")
 """On the ring: d0, r1a, r1b, r2a; with one watcher each, r1a listens to d0 and tells r1b."""
@@ -21,6 +31,13 @@ def machine(node: str = "r1a", awaited: Set[NodeId] = frozenset(), **changes: fl
     membership = Liveness(context_of(member, VIEW, config=config), lambda: awaited)
     membership.adopt(0.0)
     return membership
+
+
+def test_nobody_doubts_a_stranger_and_the_leader_is_not_told_of_itself() -> None:
+    membership = machine()
+    assert membership.suspect(5.0, STRANGER, "gone") == []
+    assert notes_of(membership.suspect(5.0, D0, "gone")) == ["peer.suspected"]
+    assert sent(membership.suspect(9.0, D0, "gone")) == []
 
 
 def test_a_lone_leader_whose_port_refuses_is_given_up_soon() -> None:

@@ -1,9 +1,11 @@
 """What a relay and a data node do with a microbatch on its way."""
 
+import pytest
+
 from decod.ids import Iteration, MicrobatchId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Forward, Head, Loss
+from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.jobs import Backward, Drop, Embed, EmbedBackward, Forward, Head, Job, Loss
 from decod.protocol.core.messages.membership_messages import Suspect
 from decod.protocol.core.messages.microbatch_messages import (
     BackwardGradient,
@@ -100,6 +102,39 @@ def test_a_microbatch_that_the_device_refuses_is_denied_upstream() -> None:
     assert jobs_of(effects) == [Drop(M)]
     assert relay.flows.entries == {}
     assert relay.machine.job_failed(1.0, Forward(M), "not finite") == []
+
+
+def blamed(effects: list[Effect]) -> list[object]:
+    """Return the peers whose tensors were refused."""
+    notes = [e for e in effects if isinstance(e, Note) and e.event == "microbatch.refused"]
+    return [dict(note.fields)["peer"] for note in notes]
+
+
+def test_a_relay_names_the_peer_whose_tensor_it_refuses() -> None:
+    relay = Relay()
+    end_job(relay.context, relay.take(), refused=True)
+    assert blamed(relay.machine.job_failed(1.0, Forward(M), "not finite")) == [D0]
+    relay = Relay()
+    relay.forward()
+    end_job(relay.context, relay.machine.gradient(R2A, GRADIENT, tensor(3)), refused=True)
+    assert blamed(relay.machine.job_failed(1.0, Backward(M), "not finite")) == [R2A]
+
+
+@pytest.mark.parametrize(
+    ("job", "phase", "peers"),
+    [
+        (Embed(M), Phase.COMPUTING, []),
+        (Head(M), Phase.HEAD, [R2A]),
+        (EmbedBackward(M), Phase.RETURNING, [R1A]),
+    ],
+)
+def test_a_data_node_names_the_peer_whose_tensor_it_refuses(
+    job: Job, phase: Phase, peers: list[NodeId]
+) -> None:
+    data = Data(num_microbatches=1)
+    data.begin()
+    data.machine.held[M].phase = phase
+    assert blamed(data.machine.job_failed(1.0, job, "not finite")) == peers
 
 
 # --- data node ------------------------------------------------------------------------------------

@@ -22,6 +22,18 @@ def test_a_message_of_another_kind_of_run_is_dropped() -> None:
         assert world.step("r1a", ev.Received(D0, message)) == []
 
 
+def test_a_strangers_message_is_dropped_and_its_tensor_freed() -> None:
+    world = training("r1a", "r1b")
+    part = messages.ReducedPart(AveragingId(Iteration(1, 1), 1), 0)
+    effects = world.hosts[R1A].machine.step(0.0, ev.Received(STRANGER, part, tensor(900)))
+    assert effects == [FreeTensor(TensorId(900))]
+    query = messages.UtilisationQuery(99, Iteration(1, 1))
+    assert world.step("r1a", ev.Received(STRANGER, query)) == []
+    request = messages.RequestFlow(1, 5, D0, 1.0)
+    assert len(world.step("r1a", ev.Received(R1B, request))) == 1, "refused"
+    assert world.step("r1a", ev.Received(STRANGER, request)) == []
+
+
 def test_early_messages_are_kept_up_to_a_bound_the_oldest_goes_first() -> None:
     """A member that says it is far ahead has its own messages dropped, and not those of others."""
     machine = training().hosts[R1A].machine

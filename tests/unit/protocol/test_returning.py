@@ -76,6 +76,22 @@ def fetches(effects: list[Effect]) -> list[FetchState]:
     return [effect for effect in effects if isinstance(effect, FetchState)]
 
 
+def test_the_own_disk_comes_first_if_it_holds_what_was_committed() -> None:
+    node = Node()
+    node.context.kept[1, 20] = "h1"
+    (fetch,) = fetches(
+        node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
+    )
+    assert fetch == FetchState((R1A, R2A, R2B), 1, 20, "h1")
+    assert not node.stage.loaded
+    other = Node(R1B)
+    other.context.kept[1, 20] = "of a future that was given up"
+    (fetch,) = fetches(
+        other.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
+    )
+    assert fetch.donors == (R2B, R2A), "it begins with another donor"
+
+
 def test_what_comes_is_loaded_and_anything_else_is_fetched_again() -> None:
     node = Node()
     node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)

@@ -1,11 +1,14 @@
 """Digests, reference counts, deadlines, link costs, and the protocol's numbers."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from decod.errors import ConfigError
 from decod.ids import MicrobatchId
 from decod.protocol.core.events import earliest
 from decod.protocol.core.fingerprints import add_digests, digest_of
+from decod.run.protocol_config import ProtocolConfig
 
 ids = st.builds(MicrobatchId, st.integers(1, 10**6), st.integers(0, 1000), st.integers(0, 10**6))
 
@@ -40,3 +43,25 @@ def test_a_lost_or_repeated_microbatch_changes_the_digest(
 @given(st.lists(st.none() | st.floats(0, 1e6)))
 def test_the_earliest_deadline_is_the_least_that_exists(deadlines: list[float | None]) -> None:
     assert earliest(*deadlines) == min((d for d in deadlines if d is not None), default=None)
+
+
+# --- names and numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"heartbeat_interval_s": 0},
+        {"probe_timeout_s": -1.0},
+        {"iteration_timeout_s": 86_401},
+        {"leader_timeout_s": float("nan")},
+        {"tree_fanout": 0},
+        {"max_peers_per_stage": 1001},
+        {"min_data_nodes": -1},
+        {"heartbeat_interval_s": 3.0, "heartbeat_timeout_s": 5.9},
+        {"heartbeat_timeout_s": float("nan")},
+    ],
+)
+def test_numbers_that_can_not_work_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"protocol\."):
+        ProtocolConfig(**changes)  # type: ignore[arg-type] # Bad on purpose.

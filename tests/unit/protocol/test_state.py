@@ -1,12 +1,14 @@
 """A stage's state: fetched from members, handed to others."""
 
+import pytest
+
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import FetchState, Note, RefuseState, Stop
 from decod.protocol.core.events import StateFetched, StateFetchFailed, StateRequested
 from decod.protocol.core.jobs import Load, SnapshotTaken
 from decod.protocol.core.messages.averaging_messages import Differs
-from decod.protocol.state.stage_state import StageState
+from decod.protocol.state.stage_state import EARLY_MAX, StageState
 from tests.unit.protocol.cast import (
     D0,
     R1A,
@@ -88,6 +90,20 @@ def holder(iteration: int = 4) -> tuple[StageState, Context]:
 
 def ask(request_id: int, iteration: int = 4, *, with_optimizer: bool = True) -> StateRequested:
     return StateRequested(request_id, 1, iteration, with_optimizer)
+
+
+@pytest.mark.parametrize("iteration", [3, 4 + EARLY_MAX + 1, 0])
+def test_state_that_is_not_held_is_refused(iteration: int) -> None:
+    state, _ = holder()
+    (refusal,) = state.requested(ask(1, iteration))
+    expected = f"holds the state of iteration 4, asked was {iteration}"
+    assert refusal == RefuseState(1, expected)
+
+
+def test_another_stages_state_is_refused() -> None:
+    state, _ = holder()
+    asked = StateRequested(1, 2, 4, with_optimizer=True)
+    assert state.requested(asked) == [RefuseState(1, "does not serve stage 2")]
 
 
 def test_what_a_node_asked_for_as_a_candidate_is_not_loaded_over_its_proposal() -> None:

@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from decod.ids import NodeId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages as m
@@ -11,7 +13,7 @@ from decod.protocol.core.effects import Effect, ProbeLink, Send
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.view import View
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S, LinkMeasuring
-from tests.unit.protocol.cast import D0, ITERATION, R1A, R2A, RUN, view_of
+from tests.unit.protocol.cast import D0, ITERATION, R1A, R2A, RUN, STRANGER, view_of
 from tests.unit.protocol.world import World
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
@@ -85,6 +87,17 @@ def pair() -> World:
     world.start("r1a", stage_index=1)
     world.settle(["ForwardActivation", "to=r1a"])
     return world
+
+
+@pytest.mark.parametrize(("sender", "version"), [(STRANGER, 1), (D0, 0), (D0, 2)])
+def test_a_report_of_a_stranger_or_another_view_changes_nothing_now(
+    sender: NodeId, version: int
+) -> None:
+    world = pair()
+    links = world.hosts[R1A].machine.context.links
+    before_s = links.cost_s(sender)
+    world.step("r1a", ev.Received(sender, m.LinkReport(version, 30.0, 1e6, 30.0)))
+    assert links.cost_s(sender) == before_s
 
 
 def test_a_report_from_the_simulator_is_brought_into_bounds_by_the_core() -> None:

@@ -48,6 +48,15 @@ def greeting(
 # --- meeting --------------------------------------------------------------------------------------
 
 
+def test_a_follower_that_is_greeted_sends_the_stranger_on() -> None:
+    found = follower(A, B, A)
+    effects = found.greeted(0.0, C, greeting(C))
+    assert [e.to for e in of(Send, effects)] == [C]
+    (message,) = sent(effects)
+    assert isinstance(message, Greeting)
+    assert (message.coordinator, message.coordinator_address) == (B, "b:1")
+
+
 def test_who_takes_a_follower_for_its_coordinator_is_sent_on() -> None:
     """Its farewell was lost."""
     found = follower(A, B, A)

@@ -12,6 +12,7 @@ from decod.protocol.core.messages.round_messages import (
     CommitRound,
     RoundClosed,
     RoundReady,
+    Standing,
 )
 from tests.unit.protocol.collaboration.rounds_cast import (
     CONFIG,
@@ -130,6 +131,17 @@ def test_an_attempt_at_a_round_that_is_over_ends() -> None:
     lead.past.advance(height(1), 32)
     lead.machine.advanced(START)
     assert lead.machine.state is CoordinatorState.GATHERING
+
+
+# --- who is there -------------------------------------------------------------------------------
+
+
+def test_all_are_told_how_far_the_round_is() -> None:
+    lead = Lead(B)
+    lead.progress(B, 8)
+    (message, *_) = [m for m in sent(lead.wait(0.1), B) if isinstance(m, Standing)]
+    assert (message.num_samples, message.samples_per_s, message.averaging) == (8, 8.0, False)
+    assert sent(lead.machine.say_standing(1.0), A) == [], "it knows itself"
 
 
 # --- a coordinator that only listens --------------------------------------------------------------

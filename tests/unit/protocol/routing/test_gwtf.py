@@ -216,6 +216,16 @@ def answers(effects: list[Effect]) -> list[bool]:
     return [message.agreed for message in sent if isinstance(message, HopsAnswer)]
 
 
+def test_the_other_node_refuses_what_costs_more_by_its_own_measure() -> None:
+    negotiation = relay()
+    hop = negotiation.hops.add(FlowId(node("d"), 1), node("u"), NextHop(node("x"), 9))
+    request = ExchangeHops(
+        1, 1, node("d"), 3, NextHop(node("y"), 7), node("b"), hop.number, 0,
+        NextHop(node("x"), 9), LinkUse(2.0, 1), LinkUse(1.0, 0),
+    )  # fmt: skip
+    assert answers(negotiation.received(node("a"), request)) == [False]
+
+
 def redirect(hop: FlowHop) -> RequestRedirect:
     """Return a's request to take over this node's flow."""
     return RequestRedirect(
@@ -235,6 +245,18 @@ def test_only_nodes_of_the_stage_change_where_its_flows_go(
     assert answers(negotiation.received(node(asker), request_of(hop))) == [False]
     negotiation.received(node(asker), HopsDecision(1, 1, made=True))
     assert negotiation.hops.hops == {hop.name: before}
+
+
+def test_the_next_node_refuses_a_change_of_a_flow_that_comes_from_another() -> None:
+    negotiation = relay()
+    hop = carry(negotiation)  # From u.
+    here = NextHop(node("b"), hop.number)
+    for owner, agreed in ((node("v"), False), (node("u"), True)):
+        request = RequestRedirect(
+            1, 1 + agreed, node("d"), 4, owner, 2, 0, node("t"), here,
+            (LinkUse(1.0, 0), LinkUse(1.0, 0)),
+        )  # fmt: skip
+        assert answers(negotiation.received(node("v"), request)) == [agreed]
 
 
 def test_only_nodes_of_the_stage_are_told_of_flows() -> None:
