@@ -42,7 +42,7 @@ class FloatCoding:
 
     def num_bytes(self, num_elements: int) -> int:
         """Return the size of so many elements, in bytes."""
-        return num_elements * {"float64": 8, "float32": 4}.get(self.dtype, 2)
+        return num_elements * {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)

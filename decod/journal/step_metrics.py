@@ -2,8 +2,8 @@
 
 A metric of this table is a field of the note `step.committed`, and by that a field of `decod
 status`, a column of `iterations.csv`, a gauge of Prometheus, a curve of the trackers, and a number
-of the page. A new one takes a row here, its source, and its row in the documents. Its source is
-`StageExecutor.metrics`, unless the core knows it.
+in the data of the page. A new one takes a row here, its source, and its row in the documents. Its
+source is `StageExecutor.metrics`, unless the core knows it.
 """
 
 from dataclasses import dataclass

@@ -284,7 +284,7 @@ class SyncConfig:
     inner: InnerOptimizer = InnerOptimizer.ADAMW
     """How members step by themselves, with the rates of [optimizer]."""
     compression: Method = Method.NONE
-    """How averages travel: `none`, `fp16`, `int8`, `int4`, `lowrank`, `lowrank+int4` or
+    """How averages travel: `none`, `fp16`, `bf16`, `int8`, `int4`, `lowrank`, `lowrank+int4` or
     `cocktail`. What a format leaves out is added to the next average."""
     rank: int = 64
     """Of the factors of matrices, for `lowrank` and `lowrank+int4`. Lower it to save traffic. With

@@ -2,8 +2,8 @@
 
 A stage begins with `build` or `load`. In each iteration, microbatches run forward and backward
 (`decod.train.passes`), and their gradients add up (`decod.train.gradient_sum`). Then follow
-`gather`, `reduce_part`, `propose` and `commit`, or `reset` if the iteration is repeated. The
-weights before and after a step lie in `decod.train.committed_state`.
+`gather`, `propose` and `commit`, or `reset` if the iteration is repeated. The weights before and
+after a step lie in `decod.train.committed_state`.
 
 All parameters lie in one flat buffer in sorted order of names. So do gradients and moments. A sum,
 a hash or a snapshot is then one pass over memory. The module's parameters are views of the buffer.
