@@ -1,4 +1,5 @@
-"""What of this host a process may use: processors and memory, within the limits of its container.
+"""The part of this host that a process may use: processors and memory, within the limits of its
+container.
 
 A container or a service may get less than the host has. On Linux, control groups say how much. Both
 versions of them are read. Groups are nested, and each one on the way up limits those below it.

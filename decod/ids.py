@@ -73,7 +73,7 @@ class AveragingId:
     iteration: Iteration
     """Whose batch it is of."""
     view_version: Ordinal
-    """Of the view whose members take part."""
+    """The version of the view whose members take part."""
 
     @override
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What may travel between nodes: limits of values, written as annotations of fields.
+"""Limits of the values that travel between nodes, written as annotations of fields.
 
     path: Annotated[tuple[NodeId, ...], AtLeast(1), AtMost(HOPS_MAX), Unique()]
 
@@ -30,7 +30,7 @@ ENTRIES_MAX = 262_144
 REASON_LENGTH_MAX = 200
 SEAL_SIZE_MAX_BYTES = 512
 DIGEST_BYTES = 32
-"""Of a SHA-256."""
+"""The size of a SHA-256."""
 PROOF_BYTES = DIGEST_BYTES + 96
 """A proof is a digest, and then what shows who has signed it."""
 ADDRESS_LENGTH_MAX = 262
@@ -70,17 +70,17 @@ def length(field: str, value: int, *, low: int, high: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a single value may be."""
+    """The range of a single value."""
 
     fits: Callable[[Any], object]
     """Returns something true for a value that is allowed."""
     text: str
-    """For people: what is allowed."""
+    """The allowed values, in words for people."""
     low: float | None = None
     """Set with `high` for numbers: then the two say everything, NaN never fits."""
     high: float | None = None
     length_max: int = 0
-    """Of a text for people."""
+    """The length of a text for people."""
     cut: bool = False
     """The sender cuts its own value to what is allowed: it may quote an exception, say."""
 
@@ -158,13 +158,13 @@ BANDWIDTH = within(
 )
 
 Ordinal = Annotated[int, within(0, ORDINAL_MAX)]
-"""Of an iteration, a version or a term."""
+"""The largest number of an iteration, a version or a term."""
 Number = Annotated[int, within(0, NUMBER_MAX)]
 Count = Annotated[int, within(0, COUNT_MAX)]
 StageIndex = Annotated[int, within(0, STAGE_INDEX_MAX)]
 NumStages = Annotated[int, within(1, STAGES_MAX)]
 NumFlows = Annotated[int, within(0, CAPACITY_MAX)]
-"""Of flows or microbatches through one node."""
+"""The largest number of flows or microbatches through one node."""
 SomeFlows = Annotated[int, within(1, CAPACITY_MAX)]
 Index = Annotated[int, within(0, DATA_NODE_INDEX_MAX)]
 DataNodeIndex = Annotated[int, within(-1, DATA_NODE_INDEX_MAX)]

@@ -24,7 +24,7 @@ URGENT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 once, and the end of a login session sends SIGTERM along with it."""
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's `prctl`: which signal a process gets when its parent ends."""
+"""The option of Linux's `prctl` for the signal that a process gets when its parent ends."""
 
 
 def die_with_parent() -> None:

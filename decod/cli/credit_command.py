@@ -17,7 +17,8 @@ from decod.paths import full_path
 from decod.texts import clean_text, counted, why_of
 
 SCHEMA_VERSION = 1
-"""Of the JSON object of `decod credit`. It grows when a field changes its meaning or goes away."""
+"""The version of the JSON object of `decod credit`. It grows when a field changes its meaning or
+goes away."""
 
 
 @click.command()

@@ -62,7 +62,7 @@ _SETUP_S = 30.0
 _ITERATION_S = 1.0
 """The time that the demo takes on two cores, to begin and for each iteration, for an estimate."""
 _PAGE = re.compile(r"the run's page is at (http://[0-9A-Za-z.:\[\]]{1,100}/)$", re.MULTILINE)
-"""In the leader's log."""
+"""The line of the leader's log with the page's address."""
 _STUCK = "the leader has got stuck"
 _PROMPT = "def "
 _NUM_SAMPLE_TOKENS = 240
@@ -78,7 +78,7 @@ class DemoPlan:
     model_dir: Path
     num_iterations: int
     device: str
-    """Of all nodes, as `--device` of `decod leader` takes it."""
+    """The device of all nodes, as `--device` of `decod leader` takes it."""
     program: Sequence[str] = PROGRAM
     show_page: Callable[[str], bool] = lambda _: False
     """Opens the page of the run, and returns whether it could."""

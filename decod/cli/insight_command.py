@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from decod.insight.why_evidence import Explanation
 
 WHY_SCHEMA_VERSION = 1
-"""Of the JSON object of `decod why`. It grows when a field changes its meaning or goes away."""
+"""The version of the JSON object of `decod why`. It grows when a field changes its meaning or goes
+away."""
 
 _TEXT_MAX_CHARACTERS = 1000
 _TITLES = {"idle": "IDLE", "slow": "SLOW", "removed": "REMOVED"}
@@ -106,7 +107,8 @@ if TYPE_CHECKING:
     from decod.insight.host_checks import Diagnosis
 
 DOCTOR_SCHEMA_VERSION = 1
-"""Of the JSON object of `decod doctor`. It grows when a field changes its meaning or goes away."""
+"""The version of the JSON object of `decod doctor`. It grows when a field changes its meaning or
+goes away."""
 
 _COLORS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 

@@ -158,7 +158,7 @@ def _command(package: str, name: str) -> click.Command:
 
 
 _ALL = "decod.help_all"
-"""In a context's `meta`: its help shows all commands."""
+"""The key in a context's `meta`: its help shows all commands."""
 
 
 def _help_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:  # noqa: FBT001

@@ -71,18 +71,18 @@ if TYPE_CHECKING:
     from decod.cli.text_model import TextModel
 
 _EXPORT_TIMEOUT_S = 3600.0
-"""As of `decod export`."""
+"""The time that `decod export` may take, too."""
 
 _STDIN_MAX_BYTES = 1 << 24
 _NUM_TOKENS_MAX = 1_000_000
 _VOCAB_SIZE_MAX = 1 << 24
 
 _NICENESS = 10
-"""Of the process if a run trains on this host, so that the run is served first."""
+"""The niceness of the process if a run trains on this host, so that the run is served first."""
 
 _FOLDER_PREFIX = ".decod-generate-"
-"""Of folders in the state folder that hold a model for as long as it is read. Those that are left
-are removed, so nothing else may have such a name."""
+"""The beginning of the names of folders in the state folder that hold a model for as long as it is
+read. Those that are left are removed, so nothing else may have such a name."""
 
 
 class _Number(click.FloatRange):

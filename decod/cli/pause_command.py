@@ -94,7 +94,7 @@ _INTERVAL_S = 1.0
 """Time between two looks at what a leaving node waits for."""
 
 _LOOKS_PER_LINE = 10
-"""Of these looks, one makes a line where there is no terminal."""
+"""The number of looks for one line where there is no terminal."""
 
 
 @click.command()

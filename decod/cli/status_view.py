@@ -17,7 +17,8 @@ from decod.journal.told_status import mapping_in, number_in, sequence_in, slow_t
 from decod.texts import clean_text, counted, length_of
 
 NUM_NODES_SHOWN_MAX = 64
-"""With more nodes, the table has only one row for each stage."""
+"""The most nodes of a table with a row for each. With more, the table has only one row for each
+stage."""
 
 NUM_RECENT_SHOWN_MAX = 5
 

@@ -36,7 +36,7 @@ class Setting:
     default: str
     """The value that holds if it is not set."""
     counts: str
-    """From when a change counts."""
+    """The time from which a change counts."""
     for_volunteers: bool = False
     """True if data nodes, which can't be paused, do without it."""
 

@@ -145,7 +145,7 @@ MODEL_PRESETS: Final = {
         stages=StagesConfig(num_relay_stages=16),
     ),
 }
-"""By name."""
+"""The presets by name."""
 
 
 _LARGE_PARAMETERS = 1 << 26

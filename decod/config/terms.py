@@ -40,7 +40,7 @@ class RunTerms:
     wide: str
     """`float32` or `float64`: of contributions and averages."""
     num_elements: int
-    """Of all parameters that are trained."""
+    """The number of all parameters that are trained."""
     fingerprint: str
     """SHA-256 of shapes and dtypes of the parameters, and of kind and options of the optimizer and
     its scheduler."""

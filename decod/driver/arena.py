@@ -203,7 +203,7 @@ class StateCopies:
 
 
 _PADDING_BYTES = 4096
-"""Of blocks that are filled up."""
+"""Room for blocks that are filled up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,8 @@ class Sizes:
     of_stages: Mapping[int, StagePlans] = field(default_factory=dict)
     """The plans by which averages of every stage travel."""
     parameters_copy_bytes: int = 0
-    """Of a copy of the stage's parameters, without the optimizer's state. 0 until one was made."""
+    """Size of a copy of the stage's parameters, without the optimizer's state. 0 until one was
+    made."""
 
     def of_stage(self, stage_index: int, num_parameters: int) -> "Sizes":
         """Return the sizes for a node that has built a stage."""

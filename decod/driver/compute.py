@@ -34,7 +34,7 @@ _LINE_SIZE_MAX_BYTES = 8 << 20
 state."""
 
 _WHY_MAX_CHARACTERS = 500
-"""Of what a process says of its end."""
+"""Length of what a process says of its end."""
 
 _END_S = 5.0
 """The time that a process may take to end by itself before it is killed."""
@@ -52,7 +52,7 @@ class Reply:
     data_s: float = 0.0
     """The part spent on reading data."""
     backward_s: float = 0.0
-    """In the head's pass: the part spent on its backward half."""
+    """The part of the head's pass that is spent on its backward half."""
 
 
 class JobError(Exception):
@@ -385,10 +385,11 @@ class DeviceTimes:
     """The optimizer's."""
     other_s: float = 0.0
     num_microbatches: int = 0
-    """That have entered this node's stage here."""
+    """The microbatches that have entered this node's stage here."""
     passes_begin_s: float | None = None
     averaging_begin_s: float | None = None
-    """Of the average at the end of an iteration. None for one that travels beside passes."""
+    """The beginning of the average at the end of an iteration. None for one that travels beside
+    passes."""
 
     @property
     def computing_s(self) -> float:

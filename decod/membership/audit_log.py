@@ -34,9 +34,9 @@ from decod.protocol.core.view import Role
 from decod.texts import clean_text, from_base32, no_constant, unique, why_of
 
 KIND = "audit-log"
-"""Of the statements in a log."""
+"""The kind of the statements in a log."""
 FOLDER = "audit_log"
-"""In the folder of a membership."""
+"""The name in the folder of a membership."""
 LINE_MAX_BYTES = 128 * 1024
 """Longest line that is read. Those that are written are shorter."""
 FILE_SIZE_MAX_BYTES = 16 << 20
@@ -70,7 +70,7 @@ class AuditEvent:
     node: str = ""
     """The node that it is about, if any."""
     address: str = ""
-    """That node's, if known."""
+    """The address of that node, if known."""
     details: Mapping[str, object] = field(default_factory=dict)
     """Never secrets."""
 
@@ -99,7 +99,7 @@ class RawLine:
     """The bytes of one line, unchecked, without the end of line."""
 
     text: bytes
-    """At most `LINE_MAX_BYTES`."""
+    """The bytes, at most `LINE_MAX_BYTES`."""
     end: int
     """Offset of the first byte after the line."""
     ended: bool = True
@@ -387,7 +387,7 @@ class _End:
     head: LogHead = EMPTY
     """Its last whole line."""
     size_bytes: int = 0
-    """Of its whole lines."""
+    """The size of its whole lines."""
     torn_bytes: int = 0
     """The bytes behind them."""
     num_unsigned: int = 0
@@ -522,7 +522,7 @@ class Break:
 
     path: Path
     line: int
-    """In the file, from 1."""
+    """The number in the file, from 1."""
     what: str
 
 
@@ -587,7 +587,7 @@ def _statement_in(encoded: bytes) -> Statement:
 
 
 class _BrokenError(Exception):
-    """Says in what a line differs from what the node wrote."""
+    """Return in what a line differs from what the node wrote."""
 
 
 class _Check:

@@ -45,9 +45,9 @@ from decod.ids import NodeId
 from decod.wire import validate
 
 MEMBER_NAME = "peer.decod"
-"""In the certificate of every member."""
+"""The name in the certificate of every member."""
 DATA_NAME = "data.peer.decod"
-"""In the certificate of every data node."""
+"""The name in the certificate of every data node."""
 _DATA_RENEWAL_NAME = "data.renew.decod"
 
 _ALWAYS = (datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC))

@@ -57,7 +57,8 @@ class Credential:
 
     @property
     def until_s(self) -> int:
-        """Until when it holds, in seconds of the Unix epoch: no longer than its issuer's."""
+        """Return the instant until which it holds, in seconds of the Unix epoch: no longer than its
+        issuer's."""
         return self.expires_s if self.issuer is None else min(self.expires_s, self.issuer.expires_s)
 
     def check(self, root: bytes, now_s: float | None) -> None:

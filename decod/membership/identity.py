@@ -29,7 +29,7 @@ from decod.texts import base32
 
 KEY_FILE = "identity.key"
 KEY_SIZE_MAX_BYTES = 1024
-"""Of a key file. An Ed25519 key in PEM has 119 bytes."""
+"""The largest size of a key file. An Ed25519 key in PEM has 119 bytes."""
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class Papers:
 
     @property
     def expires_s(self) -> float:
-        """Until when they admit their holder, in seconds of the Unix epoch."""
+        """Return the instant until which they admit their holder, in seconds of the Unix epoch."""
         return min(expiry_s(self.chain), self.credential.expires_s)
 
     @property

@@ -82,7 +82,7 @@ TOKENS_MAX = 256
 
 _REMEMBERED_S = 14 * 24 * 3600.0
 _BATCH_MAX_BYTES = 1 << 20
-"""Of records that travel at a time."""
+"""Size of the records that travel at a time."""
 _USED_BY_MAX = 4 * USES_MAX
 """Nodes that have joined with one token. They may be more than its uses: two leaders have counted
 without knowing of each other."""

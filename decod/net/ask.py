@@ -327,7 +327,7 @@ class DialBack:
         self._membership = membership
         self._limits = limits
         self._dials: dict[tuple[NodeId, str, str], asyncio.Task[Dialled]] = {}
-        """By node, address, and what the node is told of a twin."""
+        """The dials, by node, address, and what the node is told of a twin."""
         self._found: OrderedDict[tuple[NodeId, str], tuple[float, Dialled]] = OrderedDict()
         """The instant when each node was last reached at its address, on the loop's clock."""
 

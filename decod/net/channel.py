@@ -192,10 +192,10 @@ _UNTIMELY = {
     "certificate is not yet valid": "it is not valid yet",
     "certificate has expired": "it has expired",
 }
-"""In gRPC's text if the other end has shown a certificate of another time, and what that means."""
+"""Words in gRPC's text if the other end has shown a certificate of another time; their meaning."""
 
 _DISBELIEVED = ("CERTIFICATE_VERIFY_FAILED", "INVALID_SIGNATURE", "Hostname Verification Check")
-"""In gRPC's text if the other end has shown a certificate that was not believed."""
+"""Words in gRPC's text if the other end has shown a certificate that was not believed."""
 
 _LATE = "no answer in time"
 REFUSED = "nobody listens there"

@@ -71,7 +71,7 @@ class Session:
     node_id: NodeId
     kademlia_id: bytes
     tag: bytes
-    """Names the session in the member's requests, 8 bytes."""
+    """The name of the session in the member's requests, 8 bytes."""
     introduction: bytes
     until_s: int
     """The instant when the member's credential ends, in seconds of the Unix epoch."""
@@ -128,10 +128,10 @@ class Sessions:
         self._introduction: tuple[Credential, bytes] | None = None
         self._by_tag: dict[bytes, Session] = {}
         self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
-        """By place in the DHT, the one that was used last at the end."""
+        """The members by place in the DHT, the one that was used last at the end."""
         self.kademlia_id = kademlia_id_of(membership.node_id)
         self.tag = _tag_of(membership.host.public, self._public)
-        """Names this node in its requests."""
+        """The name of this node in its requests."""
 
     def introduction(self) -> bytes:
         """Return this node's introduction, with its present credential: at most 400 bytes."""

@@ -65,7 +65,7 @@ class Record:
     expires_s: int
     """Instant of the wall clock, in seconds of the Unix epoch."""
     value: Mapping[str, Any]
-    """For a peer `address`, for the leader `address` and `term`."""
+    """The fields: for a peer `address`, for the leader `address` and `term`."""
     key: bytes
     data: bytes
     until_s: int

@@ -37,7 +37,7 @@ class StateRequest:
     iteration: int
     with_optimizer: bool
     past_hash: str = ""
-    """In a collaborative run, the id of the state: a hash of all that has led to it."""
+    """The id of the state in a collaborative run: a hash of all that has led to it."""
 
     @property
     def key(self) -> StateKey:

@@ -257,7 +257,7 @@ class DownloadTerms:
     wanted_hash: str = ""
     """Hash that the parameters must have; empty if it is not known."""
     size_bytes: int = 0
-    """Of the state, or a little more: donors get time to copy so much."""
+    """The size of the state, or a little more: donors get time to copy so much."""
     limits: Limits = LIMITS
     """Sizes and timeouts."""
     pace: Pace = UNLIMITED
@@ -319,7 +319,7 @@ class _Download:
         """Consecutive failures of each donor."""
         self._assembly: Assembly | None = None
         self._assembled_of: Description | None = None
-        """Of what the buffer is, since that was allocated for it."""
+        """The description of the state for which the buffer was allocated."""
         self._tasks: dict[asyncio.Task[None], NodeId] = {}
         self._reason = "no member to ask"
 

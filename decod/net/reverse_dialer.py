@@ -71,7 +71,7 @@ class ReverseDialer:
         self._sockets: dict[NodeId, tuple[str, asyncio.Task[None]]] = {}
         """The address of each member, and what listens there."""
         self._channels: dict[tuple[NodeId, str], grpc.aio.Channel] = {}
-        """To hosts in between."""
+        """Channels to hosts in between."""
         self._tasks = TaskSet()
         self._vain_s: dict[tuple[NodeId, NodeId], float] = {}
         """The instant when a host last led to no handshake with a member, on the loop's clock."""

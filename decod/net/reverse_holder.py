@@ -1,4 +1,4 @@
-"""At a member that nobody can dial: the calls that it keeps open, and what they bring.
+"""The calls that a member which nobody can dial keeps open, and what they bring.
 
 It holds a call open to each peer with which it deals, and to the hosts in between. A peer that
 wants a connection says so on this call. The member then makes another call, and joins it to a

@@ -1,4 +1,4 @@
-"""At a node that others can dial: connections to members that nobody can dial.
+"""Connections of a node that others can dial to members that nobody can dial.
 
 Such a member holds a call open to this node (`Hold`). To connect to it, this node tells it an id.
 The member makes a call with that id (`Carry`), and the connection travels over this call. If

@@ -193,7 +193,7 @@ class PartRequest:
     folder: str
     """Name of the checkpoint's folder in the store."""
     size_bytes: int = 0
-    """Of the state, or a little more: the member gets time to copy so much."""
+    """The size of the state, or a little more: the member gets time to copy so much."""
 
 
 async def write_part(

@@ -271,7 +271,7 @@ class LocalMode(ContributionMode):
         self._ranks = ranks
         self._sums = GradientSums(parameters, batch_size)
         self._num_samples = 0
-        """In the sums."""
+        """The samples in the sums."""
         self._anchor_P = torch.empty(parameters.num_elements, dtype=parameters.wide)
         self._lent: deque[Tensor] = deque()
         """The ways that the node has been given, oldest first. (P,) each."""

@@ -55,7 +55,7 @@ def _place(trace: TracebackType | None) -> str:
 
 
 _KEY = "decod"
-"""In `state_dict`, of what is not the wrapped optimizer's."""
+"""The key in `state_dict` of what is not the wrapped optimizer's."""
 
 
 class CollaborativeOptimizer(torch.optim.Optimizer):

@@ -104,7 +104,7 @@ class RunProgressReport:
 
     num_peers: int = 1
     num_samples: int = 0
-    """In the round in hand, at all hosts."""
+    """The samples in the round in hand, at all hosts."""
     samples_per_s: float = 0.0
 
 

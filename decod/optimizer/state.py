@@ -65,8 +65,8 @@ class TrainingState:
         self._wrapped = wrapped
         self._scheduler = scheduler
         self._names = [set(group) - {"params", "param_names"} for group in wrapped.param_groups]
-        """Of each group's options. A scheduler that the loop makes later adds others, at one host
-        sooner than at another."""
+        """The names of each group's options. A scheduler that the loop makes later adds others, at
+        one host sooner than at another."""
 
     # --- copying ------------------------------------------------------------------------------
 

@@ -37,11 +37,11 @@ class Samples:
     stepped: int = 0
     """All of them."""
     outstanding: int = 0
-    """In the accumulator: they wait for a round."""
+    """Those in the accumulator: they wait for a round."""
     lent: int = 0
-    """At the node. They come back if their round goes on without them."""
+    """Those at the node. They come back if their round goes on without them."""
     contributed: int = 0
-    """In an average that was applied, or in a step of this host alone."""
+    """Those in an average that was applied, or in a step of this host alone."""
     dropped: int = 0
     """Lost: gradients that were not finite, or computed before a state was loaded."""
 
@@ -204,7 +204,7 @@ class Training:
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
-        """For the thread: read or change something while the loop computes."""
+        """Let the thread read or change something while the loop computes."""
         with self._lock, torch.no_grad(), self._side.use():
             yield
 

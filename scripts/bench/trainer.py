@@ -25,7 +25,7 @@ def place_initial(stage: Stage, run: RunConfig) -> None:
 
     Its blocks compute nothing again in their backward passes, as plain modules do.
     """
-    llama.projected = _plain
+    llama.projected = _plain  # type: ignore[attr-defined]  # The name that its blocks call.
     stage.place(
         {
             name: initial_weight(run.model, seed=run.seed, name=name, shape=tuple(parameter.shape))
