@@ -198,3 +198,11 @@ def test_what_a_worker_says_again_does_not_undo_what_it_has_given_back() -> None
     bench.hear(C1B, folding=(LOST,))
     assert bench.hear(C1B, folded=(LOST,)) == []
     assert bench.server.work() == {}
+
+
+def test_what_is_folded_in_before_a_worker_says_what_it_has_counts_once() -> None:
+    bench = BackwardBench(C1A, C1B)
+    bench.inherit(*EVERYBODY[:-1])
+    bench.fold(C1B, LOST)
+    bench.hear(C1B, folding=(LOST,))
+    assert bench.server.work() == {C1B: 1}

@@ -108,6 +108,14 @@ def test_a_client_whose_stage_has_lost_its_servers_asks_later() -> None:
     assert bench.copy.deadline_s == 0.5
 
 
+def test_a_client_without_servers_asks_for_the_next_parameters_when_it_needs_them() -> None:
+    bench = CopyBench(delay=1)
+    bench.lose("f1a", "f1b", "b1a", "b1b")
+    bench.enter(0)
+    assert bench.copy.overdue(0.5) == []
+    assert bench.copy.deadline_s is None
+
+
 def test_nobody_gets_anything_from_a_client() -> None:
     bench = CopyBench()
     bench.enter(0)

@@ -3,7 +3,7 @@
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.scopes import Message
-from decod.protocol.core.messages.server_messages import Given, Leg, Offer, Taken, Unable
+from decod.protocol.core.messages.server_messages import Fetch, Given, Leg, Offer, Taken, Unable
 from decod.protocol.strategy.servers.frontal import FrontalServer, InputState
 from tests.unit.protocol.cast import (
     B1A,
@@ -122,6 +122,13 @@ def test_a_gradient_from_a_client_that_was_not_given_the_microbatch_is_refused()
     assert notes_of(effects) == ["result.refused"]
     assert sent(effects) == []
     assert sent(bench.server.returned(C1A, M, bench.new())) == [(D0, gradient(M, Leg.ONWARD))]
+
+
+def test_what_is_fetched_before_it_came_is_asked_of_who_takes_a_lost_servers_place() -> None:
+    bench = SecondStage()
+    bench.server.fetched(C1B, M)
+    effects = bench.server.mend(bench.lose("b1a"))
+    assert sent(effects) == [(B1B, Fetch(ITERATION, 2, M))]
 
 
 # --- losses ---------------------------------------------------------------------------------------

@@ -35,6 +35,21 @@ def stop_of(effects: list[Effect]) -> Stop:
 # --- pausing --------------------------------------------------------------------------------------
 
 
+def test_a_wish_is_said_until_a_view_shows_it() -> None:
+    standing, context = leadership_part_of()
+    assert said(standing.pause(0.0, paused=True)) == [Capacity(1, 0)]
+    assert standing.deadline_s == 5.0
+    assert standing.overdue(4.9) == []
+    assert said(standing.overdue(5.0)) == [Capacity(1, 0)]
+    assert notes_of(standing.answered(D0, CapacityAnswer(1, ""))) == ["capacity.agreed"]
+    assert said(standing.overdue(10.0)) == [Capacity(1, 0)], "agreed, but in no view yet"
+    context.adopt(PAUSED)
+    assert notes_of(standing.opened(11.0)) == ["node.paused"]
+    assert standing.overdue(15.0) == []
+    assert standing.deadline_s is None
+    assert standing.capacity == 0
+
+
 def test_a_view_that_shows_it_answers_nothing_the_leader_has_to() -> None:
     """An earlier wish may be on its way to the leader, who must hear that this one came later."""
     standing, _ = leadership_part_of(PAUSED)
