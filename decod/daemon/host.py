@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from decod.config.node_config import NodeConfig
-from decod.daemon.control import Answer, ControlServer
+from decod.daemon.control import ControlServer
 from decod.daemon.desk import Caps, Desk, Settable
 from decod.daemon.frontend import Frontend, Notifier
 from decod.daemon.leaving import Leaving
@@ -95,17 +95,8 @@ class Host:
         """Present the daemon as `frontend` from now on, to operator and service manager."""
         self._frontend, desk = frontend, self._desk
         answer = frontend.answer if desk is None else partial(desk.answer, frontend)
-        await self._control.answer_with(partial(self._answer, answer))
+        await self._control.answer_with(answer)
         self._notifier.ready()
-
-    async def _answer(self, answer: Answer, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer what outlives a node, and have the node or its stand-in answer the rest."""
-        if request.get("command") != "history":
-            return await answer(request)
-        num = request.get("num_steps")
-        num_steps = num if isinstance(num, int) else 0
-        news = self.history.since(str(request.get("generation")), num_steps, 0)
-        return {name: news[name] for name in ("generation", "steps")}
 
     async def status(self) -> dict[str, Any] | None:
         """Return what `decod status` shows; None if there is no node yet."""

@@ -13,7 +13,6 @@ from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig
 from decod.daemon import node as node_module
 from decod.daemon import reachability
-from decod.daemon.control import ask
 from decod.daemon.device_owner import HostDevice, MeasuredHost
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
@@ -23,8 +22,6 @@ from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.ask import HelloRequest
 from decod.net.dht import Dht
 from decod.protocol.core.jobs import BaseJob, Configure, Configured, Measure, Measured
-from decod.tasks import in_thread
-from tests.support.noted import noted
 from tests.unit.daemon.nodes import make_manifest, make_node
 
 LEAVING = Leaving(print)
@@ -275,32 +272,6 @@ def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
             await node.frontend.answer({"command": ["x"]})
 
     asyncio.run(test())
-
-
-def test_a_host_tells_what_has_happened_whatever_its_node_does(tmp_path: Path) -> None:
-    """`decod top` asks for that, and each time for what is new."""
-
-    async def history(**told: object) -> dict[str, Any]:
-        request = {"command": "history", **told}
-        return await in_thread(lambda: ask(tmp_path, request, timeout_s=10.0))
-
-    async def run() -> None:
-        with Host(NodeConfig(state_dir=tmp_path), LEAVING) as host:
-            async with host.tended():
-                await host.present(_Absent())
-                for number in (1, 2):
-                    fields = {"iteration": f"{number}.1", "loss": 2.5, "num_tokens": 100}
-                    host.history.take(noted("step.committed", fields, float(number)))
-                first = await history(generation="", num_steps=0)
-                assert first["steps"] == [[1, 1.0, 2.5, None], [2, 2.0, 2.5, 100.0]]
-                known = first["generation"]
-                assert (await history(generation=known, num_steps=1))["steps"] == first["steps"][1:]
-                host.history.take(noted("run.returned", {"iteration": 1}, 3.0))
-                anew = await history(generation=known, num_steps=2)
-                assert anew["steps"] == first["steps"][:1]
-                assert (await history(num_steps="x"))["steps"] == anew["steps"]
-
-    asyncio.run(run())
 
 
 def test_what_no_task_caught_is_in_the_log(tmp_path: Path) -> None:
