@@ -56,7 +56,7 @@ def test_table_6_has_three_nodes_in_each_of_six_stages() -> None:
         assert 50e6 / 8 <= spec.bandwidth_bytes_per_s <= 500e6 / 8
 
 
-@pytest.mark.parametrize("routing", ["fixed", "flow"])
+@pytest.mark.parametrize("routing", first_of(["fixed", "flow"]))
 def test_table_6_trains_all_that_there_is_room_for(routing: str) -> None:
     rows = by_key(training_tests(1, silent, routings=[routing], num_iterations=5))
     assert rows[routing, "microbatches_per_iteration"].mean == 12
@@ -88,8 +88,9 @@ def test_the_cells_of_a_table_differ_in_capacities_and_losses_alone(table: int) 
     assert capacities == [{4}] * 3 + [{1, 2, 3}] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # Five seconds each on a machine that has nothing else to do.
-@pytest.mark.parametrize("index", first_of([1, 2]))
+@pytest.mark.parametrize("index", [1, 2])
 def test_under_churn_no_reading_of_swarm_is_faster(index: int) -> None:
     rows = by_key(churn_tests(2, 1, silent, cells=[index], num_iterations=6))
     for policy in ("restart", "closest", "stateless"):

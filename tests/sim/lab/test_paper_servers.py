@@ -201,6 +201,7 @@ def test_decod_s_pipeline_trains_on_an_instance() -> None:
     assert ideal_min < found[0] < found[1]
 
 
+@pytest.mark.slow
 def test_decod_s_servers_train_on_an_instance() -> None:
     """In case 1 they take hardly longer than all devices together would."""
     small = replace(ALBERT, num_microbatches=64, layer_s=ALBERT.layer_s / 10)

@@ -72,6 +72,17 @@ class Member:
 # --- alone ----------------------------------------------------------------------------------------
 
 
+def test_a_member_that_is_alone_steps_by_its_own_sum() -> None:
+    alone = Member(R1A, alone=True)
+    assert alone.machine.vote.result is None
+    effects = alone.begin(BATCH)
+    assert jobs_of(effects) == [Propose(1, 0, 4)]
+    assert alone.machine.state is StepState.PROPOSING
+    end_job(alone.context, effects)
+    assert alone.machine.vote.propose("h") == [Send(D0, ready(s1="h"))]
+    assert alone.machine.vote.result == ready(s1="h")
+
+
 @pytest.mark.parametrize("folded", [BATCH[:3], [*BATCH[:3], BATCH[0]], [*BATCH, mb(9)], []])
 def test_a_sum_that_is_not_the_committed_set_fails_the_iteration(
     folded: list[MicrobatchId],

@@ -1,15 +1,17 @@
 """A candidate's way in."""
 
-from decod.ids import NodeId
+from dataclasses import replace
+
+from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context, Identity
 from decod.protocol.core.effects import FetchState, Send
 from decod.protocol.core.events import StateFetchFailed
 from decod.protocol.core.jobs import Built
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import Assign, Join, Prepared
-from decod.protocol.core.view import Role, View
+from decod.protocol.core.view import Opening, Role, View
 from decod.protocol.leadership.joining import Joining
-from tests.unit.protocol.cast import D0, ITERATION, MANIFEST, R1A, RUN
+from tests.unit.protocol.cast import D0, ITERATION, MANIFEST, R1A, RUN, view_of
 
 IDENTITY = Identity(node_id=R1A, address="r1a:7700", role=Role.RELAY, capacity=2, compute_s=1.0)
 OFFER = Join("r1a:7700", Role.RELAY, 2, None, MANIFEST, incarnation=7)
@@ -41,3 +43,19 @@ def test_given_weights_are_fetched_from_the_leader_before_the_node_is_ready() ->
     assert joining.knock(5.0) == [offer, fetch]
     assert joining.built(6.0, Built("given"), initial=True) == [Send(D0, Prepared(1, "given"))]
     assert joining.knock(8.0) == [Send(D0, Prepared(1, "given"))]
+
+
+def test_nobody_enters_in_the_place_of_its_earlier_life() -> None:
+    """That one may have voted in the iteration; and openings are repeated by whoever knows them."""
+    joining, _ = machine()
+    joining.assigned(replace(ASSIGN, view_term=2, view_version=7))
+    joining.built(1.0, Built("h"), initial=False)
+
+    def lets_in(version: int, term: int) -> bool:
+        view = replace(view_of("d0", "r1a", version=version), term=term)
+        return joining.admitted(Opening(ITERATION, Iteration(0, 0), view))
+
+    assert not lets_in(7, 2)
+    assert not lets_in(9, 1)
+    assert lets_in(8, 2)
+    assert lets_in(6, 3)
