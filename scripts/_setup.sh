@@ -30,7 +30,7 @@ decod_install() {
         echo "setting up .venv with $("$python" --version) (a few minutes the first time)" >&2
         "$python" -m venv --clear "$venv" || return 1
     else
-        echo "updating .venv: its dependencies have changed" >&2
+        echo "bringing .venv up to date" >&2
     fi
     # Earlier releases were installed as `decod`. Whoever removed that later would remove the command.
     if "$venv/bin/python" -Ic 'from importlib.metadata import version; version("decod")' 2>/dev/null; then
