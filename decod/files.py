@@ -151,6 +151,7 @@ class PieceFile:
             yield self._descriptor
 
 
+# --- files that survive a power loss -------------------------------------------------------------
 # Files that survive a power loss: written beside their place, synced, renamed, synced.
 
 

@@ -39,6 +39,13 @@ def clip(text: str, limit: int) -> str:
     return cut.rstrip(" ,;:.(") + _DOTS
 
 
+def plain_value(value: object) -> Any:
+    """Return a value that JSON can hold: numbers, booleans and None as they are, others as text."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return clean_text(value)
+
+
 def counted(num: int, noun: str) -> str:
     """Return a number of things whose plural ends with an s: `1 stage`, `2 stages`."""
     return f"{num} {noun}" if num == 1 else f"{num} {noun}s"
@@ -106,6 +113,7 @@ def clean_text(value: object, *, limit: int = TEXT_MAX_CHARACTERS) -> str:
     )
 
 
+# --- base32 --------------------------------------------------------------------------------------
 # Base32 as decod writes it: lower case, without padding. So it fits into names of the DNS.
 
 
@@ -126,6 +134,7 @@ def from_base32(text: str) -> bytes:
     return data
 
 
+# --- strict JSON ---------------------------------------------------------------------------------
 # Hooks for `json.loads` that refuse texts which two readers might read differently.
 
 

@@ -33,6 +33,7 @@ from decod.exit_codes import ExitCode
 from decod.process import takes_a_line
 from decod.texts import clean_text, size_text, span
 
+# --- standard output -----------------------------------------------------------------------------
 # Standard output of a command, which may be full, or have lost its reader.
 #
 # Neither is a bug of decod. A command that can't print its output ends with an error of its own. A

@@ -207,7 +207,7 @@ class _Sections(RunConfig):
     card: CardConfig = field(default_factory=CardConfig)
     """What the card of the exported model says. Members do not compare it."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """What the leader measures on held-out text. Members do not compare it."""
+    """Measurements of the leader on held-out text. Members do not compare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

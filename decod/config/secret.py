@@ -57,7 +57,7 @@ def text_of(content: bytes, source: str) -> str:
 
 
 def holds_secret(text: str) -> bool:
-    """Return whether a join string lets its holder in. One that leads members back does not."""
+    """Return whether a join string lets its holder in. A string for former members does not."""
     return "decod1-m-" not in text.lower()
 
 

@@ -185,6 +185,7 @@ def build(cls: type[T], values: Mapping[str, object]) -> T:
     return _construct(cls, checked)
 
 
+# --- what readers of strict files have in common -------------------------------------------------
 # Common parts of the readers of strict files: a base model, and the texts of errors.
 
 

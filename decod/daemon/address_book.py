@@ -190,6 +190,7 @@ class AddressBook:
         return self._names.get(NodeId(node))
 
 
+# --- who dials whom ------------------------------------------------------------------------------
 # How this node and the others connect: who dials whom, and who keeps a call open instead.
 #
 # Members dial each other at their addresses. A member that nobody can dial dials everybody, and

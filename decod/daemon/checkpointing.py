@@ -66,6 +66,7 @@ from decod.train.checkpoint.store import (
     run_folder,
 )
 
+# --- parts that members write --------------------------------------------------------------------
 # The parts of a checkpoint that members write into the store that they share with the leader.
 #
 # A volunteer's credentials are its own. The leader names a part in the manifest only if the
@@ -88,7 +89,7 @@ def store_of(config: NodeConfig) -> SharedStore | None:
 
 
 class Stores:
-    """Which members have no store, as far as the leader knows."""
+    """The members that have no store, as far as the leader knows."""
 
     def __init__(self) -> None:
         self._asked_s: dict[NodeId, float] = {}
@@ -150,6 +151,9 @@ class SharedParts:
             return
         self._refused.add(stage_index)
         self._note("store.unused", peer=member, stage=stage_index, reason=error.why)
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
 
 
 _CARRIED = "carried"

@@ -38,6 +38,7 @@ from decod.run.training_config import BatchConfig
 from decod.tasks import Backoff, TaskSet, in_thread
 from decod.texts import size_text
 
+# --- where blocks come from ----------------------------------------------------------------------
 # Where a data node's blocks come from while it trains: its disk, or an object store ahead of use.
 #
 # The compute process reads what is in the cache, so it never waits for a store itself. This
@@ -344,6 +345,9 @@ class StoreSource:
         await self._tasks.close()
 
 
+# --- bad blocks ----------------------------------------------------------------------------------
+
+
 PATIENCE_S = 10.0
 """How long to look for a block. A network file system is usually back after that time."""
 
@@ -516,7 +520,7 @@ class DataSupply:
         """Return the name of a source that has a block, and the block's bytes.
 
         Raises:
-            _UnavailableError: No source has it, or it is not needed any more.
+            _UnavailableError: No source has the block, or nobody needs it any more.
         """
         clock = asyncio.get_running_loop().time
         begun_s = clock()

@@ -55,6 +55,7 @@ from decod.train.checkpoint.store import (
     read_checkpoint,
 )
 
+# --- the first states of a run -------------------------------------------------------------------
 # The first states of all stages, which the leader gives to the members of a run that goes on.
 #
 # They are read from the checkpoint or the model folder that the run started from, chunk by chunk.
@@ -118,6 +119,7 @@ def _nothing() -> None:
     """Do nothing: the files are opened anew by each reader, and need no release."""
 
 
+# --- chunks from a shared store ------------------------------------------------------------------
 # Chunks of the checkpoint from which a run goes on, read from the store that members share.
 #
 # The leader describes the first state of each stage. A member that has the store too takes the
@@ -186,6 +188,9 @@ class StoredChunks:
                     start = tensor.start + offset - entry.offset
                     places[chunk.sha256] = _Place(tensor.path, start)
         return places
+
+
+# --- states on the disk --------------------------------------------------------------------------
 
 
 _MIRROR_LIMITS = Limits(state_donors_max=2, download_share=0.5, run_of_chunks_s=0.5)

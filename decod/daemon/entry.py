@@ -36,6 +36,7 @@ from decod.protocol.core.view import Role
 from decod.tasks import cancelled, in_thread
 from decod.texts import base32
 
+# --- whether the run goes on elsewhere -----------------------------------------------------------
 # A check that a run does not go on elsewhere, before a former member begins another run.
 #
 # Another data node may lead the run by now, or the same node on the host that it was moved from.
@@ -179,6 +180,9 @@ def _may_elect(info: HelloInfo) -> bool:
         return Manifest.from_json(info.manifest_json).run.batch.num_data_nodes > 1
     except DecodError:
         return False
+
+
+# --- the way in ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

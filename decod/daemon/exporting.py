@@ -54,6 +54,7 @@ from decod.train.checkpoint.entries import (
 )
 from decod.train.checkpoint.iteration_folders import StateInFile, slices
 
+# --- files beside the weights of --init ----------------------------------------------------------
 # Reads what lies beside the weights in the folder of --init, and is carried to every export.
 #
 # The leader puts it into the run's manifest. So it also comes back in exports after a resume, and
@@ -172,6 +173,7 @@ def _fitting(carried: Carried, left_out: list[str]) -> Carried:
     return carried
 
 
+# --- the card ------------------------------------------------------------------------------------
 # The card of an exported model: `README.md`, as the Hugging Face Hub and people read it.
 #
 # It says what was trained, on what and how. The header is YAML, in which every text is a JSON
@@ -317,6 +319,7 @@ def _table(left: str, right: str, rows: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
+# --- the folder of an exported model -------------------------------------------------------------
 # What the folder of an exported model holds beside the weights: the run's tokenizer and a card.
 #
 # If the run began with the folder of a model, what lay beside its weights comes back.
@@ -411,6 +414,9 @@ def _is_others_card(path: Path) -> bool:
         return MARK.encode() not in read_beginning(path, _CARD_MAX_BYTES)
     except FileNotFoundError:
         return False
+
+
+# --- the export ----------------------------------------------------------------------------------
 
 
 async def export_model(sources: SnapshotSources, run: RunConfig, folder: Path) -> int:

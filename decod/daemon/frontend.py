@@ -1,4 +1,4 @@
-"""What a host's operator and service manager talk to: a node, or its stand-in."""
+"""What a host's operator talks to, a node or its stand-in; and what the service manager hears."""
 
 import asyncio
 import os
@@ -87,6 +87,7 @@ def unknown_request(command: str) -> ConfigError:
     )
 
 
+# --- the service manager -------------------------------------------------------------------------
 # Messages of this daemon to a service manager, in systemd's notify protocol.
 #
 # A message is a datagram of lines like `READY=1`, to a socket that the manager names in the

@@ -57,6 +57,7 @@ from decod.tasks import TaskSet
 from decod.train.checkpoint.description import Description, StateSink
 from decod.wire.codec import Decoded
 
+# --- traffic of tensors --------------------------------------------------------------------------
 # What a node's tensors have cost its links since somebody last looked.
 
 
@@ -128,6 +129,7 @@ class TensorTraffic:
         return passed, averaged
 
 
+# --- proofs of tensors ---------------------------------------------------------------------------
 # The hashes of what travels from stage to stage: audits need them (`protocol.core.proofs`).
 
 
@@ -185,6 +187,7 @@ def _sha256(data: memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 
+# --- incoming tensors ----------------------------------------------------------------------------
 # The tensors that peers push to this node, and the memory that it takes for them.
 
 
@@ -254,6 +257,9 @@ class IncomingTensors:
         buffer = memoryview(bytearray(size_bytes))
         self._probes[id(buffer)] = buffer
         return buffer
+
+
+# --- the gateway ---------------------------------------------------------------------------------
 
 
 _REACHED_MAX = 20_000

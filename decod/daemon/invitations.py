@@ -18,6 +18,7 @@ from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.wire import validate
 
+# --- join tokens at several data nodes -----------------------------------------------------------
 # Join tokens at the data nodes of a run: all of them know the same, a moment after each change.
 #
 # Whoever does not lead asks the leader every few seconds, and at once after a change of its own.
@@ -101,6 +102,9 @@ class TokenRegister:
             return f"{error.what}: {error.why}"
         self._unreached.discard(address)
         return ""
+
+
+# --- invitations ---------------------------------------------------------------------------------
 
 
 FIRST_LIFE_S = 24 * 3600.0

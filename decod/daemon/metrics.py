@@ -1,4 +1,4 @@
-"""What a node measures of its iterations and its host, for `decod analyse`.
+"""What a node counts: its credit, the leader's table of iterations, and rows for `decod analyse`.
 
 A row enters the journal's file at each commit, from what the parts of the node have counted since
 the last. The event loop only adds numbers up.
@@ -26,7 +26,6 @@ from decod.ids import NodeId, iteration_of
 from decod.journal import credit_file
 from decod.journal.credit import Credit, RunCredit, describe_credit
 from decod.journal.credit_file import CreditLedger
-from decod.journal.host_sampler import HostSampler
 from decod.journal.iteration_file import FILE_NAME, IterationFile, Row
 from decod.journal.journal import JournalEntry, Spool, TakeNote
 from decod.journal.journal_file import FOLDER, KeptJournal
@@ -39,6 +38,7 @@ from decod.tasks import in_thread
 from decod.texts import clean_text, why_of
 from decod.train.checkpoint.store import run_folder, run_id_of
 
+# --- credit --------------------------------------------------------------------------------------
 # Counts what a node does for its run, for the credit ledger of its folder.
 #
 # Work is counted when an iteration is committed. A thread writes the ledger every few seconds and
@@ -132,6 +132,7 @@ class CreditCounter:
         return dict(describe_credit(self._ledger.rows))
 
 
+# --- the table of iterations ---------------------------------------------------------------------
 # Writes loss and rates of the iterations that this node commits as the leader into a file.
 #
 # A row is collected from the entries of a commit. Rows wait in memory until the disk takes them.
@@ -269,6 +270,9 @@ def iteration_log(part: RunPart, config: NodeConfig, note: TakeNote) -> Iteratio
     return IterationLog(file, part.run_id, own, note, tracking)
 
 
+# --- measurements --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class WatchedParts:
     """The parts of a node from which its metrics come."""
@@ -301,9 +305,8 @@ class NodeMetrics:
         """When the last iteration was committed, on the loop's clock. None before the first."""
         self._loop = asyncio.get_running_loop()
         run_id, own = part.run_id, part.membership.node_id
-        sampler = HostSampler(run_id, own, name, self._processes)
         self._kept = KeptJournal(
-            config.state_dir / FOLDER, run_id, own, sampler.sample, watched.note
+            config.state_dir / FOLDER, run_id, own, name, self._processes, watched.note
         )
 
     async def __aenter__(self) -> Self:

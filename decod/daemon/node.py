@@ -84,6 +84,7 @@ from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.stage_states import StateStore
 from decod.train.checkpoint.store import run_folder
 
+# --- parts of a node that take several others ----------------------------------------------------
 # Parts of a node that take several of its others to make.
 
 
@@ -209,6 +210,9 @@ def dht_of(part: RunPart, contacts: RunContacts, server: PeerServer) -> Dht:
         clock=part.clock, known=contacts.admitting, allowed=bans.allowed, counters=counters
     )
     return Dht(part.membership, part.run_id, ports)
+
+
+# --- the node ------------------------------------------------------------------------------------
 
 
 _log = logging.getLogger("decod")

@@ -26,6 +26,7 @@ from decod.protocol.core.context import NO_PROMISE, Promise
 from decod.texts import from_base32, why_of, why_unwritten
 from decod.wire import validate
 
+# --- the folder ----------------------------------------------------------------------------------
 # The folder in which a node keeps its identity and its logs. One daemon uses it at a time.
 
 
@@ -95,6 +96,7 @@ def nearest_folder(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if os.path.exists(each))
 
 
+# --- sole use of an identity ---------------------------------------------------------------------
 # One process at a time uses an identity, even if somebody has copied its key to another folder.
 #
 # Linux has names for sockets that are no files. A name belongs to one process, and the kernel frees
@@ -139,6 +141,7 @@ class SoleUse:
             self._socket = None
 
 
+# --- the last vote -------------------------------------------------------------------------------
 # A node's last vote, kept on disk so that it can't vote twice in a term after a restart.
 
 
@@ -191,6 +194,7 @@ class VoteFile:
         return ""
 
 
+# --- known peers ---------------------------------------------------------------------------------
 # Addresses of a run's members, kept on disk, so that an old join string still finds the run.
 #
 # The nodes in a join string may all be gone when it is used again: the leader may have been

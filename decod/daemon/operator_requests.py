@@ -322,6 +322,7 @@ def _refused(reason: str, *, paused: bool, lonely_stage: int | None = None) -> D
     )
 
 
+# --- what settings and pauses reach --------------------------------------------------------------
 # What settings and pauses reach of a node, in one of its lives: the desk's `Settable`.
 
 

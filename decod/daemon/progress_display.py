@@ -70,6 +70,7 @@ def progress_text(progress: RunProgress) -> str:
     return f"iteration {progress.iteration}{total}  loss {loss}{trend}  {rate}{left}"
 
 
+# --- a state that is fetched ---------------------------------------------------------------------
 # The state that a node fetches, as a bar below the lines of its terminal.
 
 

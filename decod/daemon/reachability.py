@@ -1,4 +1,4 @@
-"""The address at which others can reach this node, and a check that they do."""
+"""How others reach this node: where it listens, at which address, and a check that they do."""
 
 import asyncio
 import socket
@@ -230,6 +230,7 @@ async def useless_here(told_address: str, asked_address: str) -> NetworkError | 
     )
 
 
+# --- listening -----------------------------------------------------------------------------------
 # Listening for peers: on TCP for calls, and on UDP of the same port for the DHT.
 
 

@@ -208,6 +208,7 @@ def _broken(stop: Stop) -> HardwareError:
     )
 
 
+# --- out of the run ------------------------------------------------------------------------------
 # A node that is out of its run for a while: it looks for the run, or waits to be resumed.
 #
 # RECONNECTING --the run is found--> the node joins it again as a newcomer

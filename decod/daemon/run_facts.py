@@ -24,6 +24,7 @@ from decod.train.checkpoint.entries import moments_of, size_bytes_of, state_tens
 from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.places import Folder
 
+# --- the run's clock -----------------------------------------------------------------------------
 # The wall clock by which a node's part of the DHT goes: its leader's, as far as it knows.
 
 

@@ -33,6 +33,7 @@ from decod.run.run_config import Organisation, RunConfig
 from decod.run.training_config import SyncConfig
 from decod.train.checkpoint.description import Transfer
 
+# --- who holds an iteration up -------------------------------------------------------------------
 # Who holds an iteration up, by what the members say that it has cost them.
 #
 # All members of a run commit together, so their iterations are equally long. One that is busy for
@@ -148,6 +149,9 @@ def _carrying_s(link: Mapping[str, Any], size_bytes: int) -> float:
     if bandwidth:
         return float(link["num_flows"] * ((latency_s or 0.0) + size_bytes / bandwidth))
     return float(link["num_flows"] * (link["cost_s"] or 0.0))
+
+
+# --- a node's status -----------------------------------------------------------------------------
 
 
 WAITING = "waiting"
@@ -508,6 +512,7 @@ def _candidates(leading: LeaderFacts, own: NodeId) -> list[dict[str, Any]]:
     ]
 
 
+# --- the leader's status with a node's own parts -------------------------------------------------
 # The status that a node shows its operator: the leader's, with the node's own parts.
 #
 # Only the leader knows what every member does. A leader that is busy answers late, so its last

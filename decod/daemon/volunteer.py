@@ -1,4 +1,4 @@
-"""`decod join`: finds the run that a join string names, and gives this host to it."""
+"""`decod join`: finds the run of a join string, and gives this host to it or says what it takes."""
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -320,6 +320,7 @@ async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
     return stop
 
 
+# --- decod join --dry-run ------------------------------------------------------------------------
 # `decod join --dry-run`: says what joining would take of this host, and does not join.
 #
 # Nothing is written, no port is opened, and the join token is not used. The run is the one that its

@@ -104,7 +104,6 @@ class Spool(Generic[T]):
             Called in a thread. Raises OSError.
         close: Ends the file. Called in a thread.
         waiting_max: Items that wait at most.
-        pause_s: Time from one write to the next, while the disk is well.
         retry_s: Time from a failure to the next try.
     """
 
@@ -114,11 +113,10 @@ class Spool(Generic[T]):
         close: Callable[[], object],
         *,
         waiting_max: int,
-        pause_s: float = 0.0,
         retry_s: float = RETRY_S,
     ) -> None:
         self._write, self._close = write, close
-        self._waiting_max, self._pause_s, self._retry_s = waiting_max, pause_s, retry_s
+        self._waiting_max, self._retry_s = waiting_max, retry_s
         self._waiting: deque[T] = deque()
         self._outage = Outage()
         self._wake = asyncio.Event()
@@ -132,11 +130,6 @@ class Spool(Generic[T]):
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def num_lost(self) -> int:
-        """Items that were lost since the disk last took some."""
-        return self._outage.num_lost
 
     def add(self, item: T) -> None:
         """Take an item. Never waits and never raises."""
@@ -163,11 +156,9 @@ class Spool(Generic[T]):
             if not self._waiting:
                 await self._wake.wait()
                 self._wake.clear()
-            elif await self._write_some():
-                await _within(self._ending, self._pause_s)
-            elif self._ending.is_set():
-                return
-            else:
+            elif not await self._write_some():
+                if self._ending.is_set():
+                    return
                 await _within(self._ending, self._retry_s)
         with suppress(OSError):
             await in_thread(self._close)
@@ -197,7 +188,6 @@ class Spool(Generic[T]):
 
 async def _within(event: asyncio.Event, timeout_s: float) -> None:
     """Wait for an event, but no longer than `timeout_s`."""
-    if timeout_s > 0:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await event.wait()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

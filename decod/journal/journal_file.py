@@ -9,15 +9,17 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Self
 
 from decod.files import read_beginning
+from decod.journal.host_sampler import HostSampler
 from decod.journal.journal import JournalEntry, Spool, TakeNote
-from decod.journal.records import EVENT_BEGINNING, EventRow, HostRow, Row, line_of, parse_line
+from decod.journal.records import EVENT_BEGINNING, EventRow, Row, line_of, parse_line
 from decod.tasks import beside, in_thread
+from decod.texts import plain_value
 
 FOLDER = "journal"
 """Of a state folder, for the files."""
@@ -41,14 +43,22 @@ class KeptJournal:
         folder: Of the files.
         run: The id of the run.
         peer: This node's id.
-        sample: Returns a row about the host. It may take a while, and is called in a thread.
+        name: Its name.
+        processes: Returns the ids of its processes, which may have ended.
         note: Tells the operator that rows are lost.
     """
 
     def __init__(
-        self, folder: Path, run: str, peer: str, sample: Callable[[], HostRow], note: TakeNote
+        self,
+        folder: Path,
+        run: str,
+        peer: str,
+        name: str,
+        processes: Callable[[], Iterable[int]],
+        note: TakeNote,
     ) -> None:
-        self._run, self._peer, self._sample = run, peer, sample
+        self._run, self._peer = run, peer
+        self._sampler = HostSampler(run, peer, name, processes)
         file = JournalFile(folder)
         self._spool = Spool[bytes](
             lambda lines, _: file.add(lines), file.close, waiting_max=_WAITING_MAX
@@ -67,7 +77,7 @@ class KeptJournal:
     async def _keep_sampling(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_INTERVAL_S)
-            self.add(await in_thread(self._sample))
+            self.add(await in_thread(self._sampler.sample))
 
     def take(self, entry: JournalEntry) -> None:
         """Take in one entry. Never waits and never raises."""
@@ -78,7 +88,7 @@ class KeptJournal:
                     run=self._run,
                     peer=self._peer,
                     event=entry.event,
-                    fields=dict(entry.fields),
+                    fields={name: plain_value(value) for name, value in entry.fields.items()},
                 )
             )
 

@@ -26,7 +26,7 @@ from typing_extensions import override
 from decod.errors import HardwareError
 from decod.journal.event_specs import NUM_FIELDS_MAX, event_level, render_note
 from decod.journal.journal import JournalEntry
-from decod.texts import clean_text
+from decod.texts import clean_text, plain_value
 
 LOG_SIZE_MAX_BYTES = 16 * 1024 * 1024
 NUM_OLD_LOGS = 3
@@ -60,13 +60,6 @@ class LogContext:
         return named
 
 
-def _plain(value: object) -> Any:
-    """Return a value that JSON can hold: numbers, booleans and None as they are, others as text."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    return clean_text(value)
-
-
 def _record_fields(record: logging.LogRecord) -> Mapping[str, object]:
     fields = getattr(record, "fields", None)
     return fields if isinstance(fields, Mapping) else {}
@@ -87,8 +80,8 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "event": getattr(record, "event", None),
         }
-        line |= {key: _plain(value) for key, value in self._context.fields.items()}
-        line |= {clean_text(key): _plain(value) for key, value in fields.items()}
+        line |= {key: plain_value(value) for key, value in self._context.fields.items()}
+        line |= {clean_text(key): plain_value(value) for key, value in fields.items()}
         if line["event"] is None:
             line |= {"event": "log.written", "logger": record.name}
             line["message"] = clean_text(record.getMessage(), limit=1000)

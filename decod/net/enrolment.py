@@ -49,6 +49,7 @@ from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 
+# --- a bare handshake ----------------------------------------------------------------------------
 # A bare TLS handshake. It tells a node that refuses this one's certificate from a full one.
 #
 # gRPC reports both as "Socket closed". A full node closes a connection at once. A node that
@@ -372,6 +373,7 @@ def token_spent(address: str) -> RejectedError:
     )
 
 
+# --- a look before joining -----------------------------------------------------------------------
 # A look at a run before joining it, by a host that has no more than a join token.
 
 

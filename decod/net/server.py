@@ -66,6 +66,7 @@ from decod.wire.codec import Decoded, Header, envelopes_of, read_envelope, read_
 from decod.wire.frame import split_head
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 
+# --- turns on the event loop ---------------------------------------------------------------------
 # Turns on the event loop, so that no number of messages blocks it for long.
 
 

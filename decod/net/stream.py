@@ -94,6 +94,7 @@ class Filler:
         self._position = end
 
 
+# --- broken streams ------------------------------------------------------------------------------
 # Tensors whose stream broke off. They are kept a while, since their senders go on with them.
 
 

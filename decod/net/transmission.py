@@ -35,6 +35,7 @@ from decod.wire import codec
 from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, tensor_pb2
 
+# --- shares of a link ----------------------------------------------------------------------------
 # The share of a link that each of several overlapping transfers gets.
 #
 # With it, the rate of each transfer can be computed as if it had had the link to itself.

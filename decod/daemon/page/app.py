@@ -178,6 +178,7 @@ def _split(host: str) -> tuple[str, str]:
     return name, port
 
 
+# --- Uvicorn -------------------------------------------------------------------------------------
 # Uvicorn, set up for a daemon that has an event loop, signals and a log of its own.
 
 

@@ -14,6 +14,7 @@ import psutil
 
 from decod.config.schedule import PauseRule, WorkHours
 
+# --- the decision --------------------------------------------------------------------------------
 # The decision whether a node is to pause: a pure state machine in the time of its caller.
 #
 # free --a cause is seen--> PAUSED --no cause for its calm time--> free
@@ -119,16 +120,15 @@ class PauseRules:
         return tuple(causes)
 
 
+# --- probes --------------------------------------------------------------------------------------
 # Probes of this host: one for each cause for which a node pauses by itself.
 #
 # A probe is a function that returns what it finds. It may block, and it may raise: it runs in a
 # thread, and what goes wrong in it is only that its cause can't be known.
-
-
-# What NVIDIA's driver tells of a GPU, behind one small interface.
 #
-# The package `nvidia-ml-py` is optional: it comes with the extra `gpu`. Without it, or without a
-# driver that answers, the rules that need it can't be known.
+# What NVIDIA's driver tells of a GPU comes through one small interface. The package
+# `nvidia-ml-py` is optional: it comes with the extra `gpu`. Without it, or without a driver that
+# answers, the rules that need it can't be known.
 
 
 class UnknownError(Exception):

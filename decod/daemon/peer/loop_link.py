@@ -20,6 +20,7 @@ from decod.errors import DecodError, MalformedMessageError
 from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.core.messages.round_messages import Height
 
+# --- what a training loop says of itself ---------------------------------------------------------
 # What a training loop says of itself, and what follows from it for its node.
 
 
@@ -77,6 +78,9 @@ class LoopFacts:
             num_parameters=self.terms.num_elements,
             plans=self.plans,
         )
+
+
+# --- the connection ------------------------------------------------------------------------------
 
 
 _LINE_SIZE_MAX_BYTES = 64 << 20

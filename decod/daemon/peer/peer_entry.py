@@ -23,6 +23,7 @@ from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.texts import base32
 
+# --- state folders -------------------------------------------------------------------------------
 # The state folders of training loops that have chosen none.
 
 
@@ -42,6 +43,9 @@ def free_folders() -> list[Path]:
 def folders_in_use() -> list[Path]:
     """Return the state folders of the loops that run on this host."""
     return [folder for folder in _folders() if is_in_use(folder)]
+
+
+# --- the way in ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from decod.protocol.core.messages.round_messages import PEERS_MAX, Greeting, Hei
 from decod.train.checkpoint.description import QuietSink
 from decod.wire.codec import Decoded
 
+# --- copies of states ----------------------------------------------------------------------------
 # Copies of a loop's state on their way between hosts. They lie in memory, as files.
 
 
@@ -120,6 +121,9 @@ async def fetch_state(
         raise
     assert sink.path is not None
     return StateCopy(sink.path, fetched.description.text, wanted.height.round)
+
+
+# --- the gateway ---------------------------------------------------------------------------------
 
 
 class PeerGateway:

@@ -34,7 +34,6 @@ from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
 from decod.errors import DecodError, HardwareError, NetworkError
 from decod.ids import NodeId
-from decod.journal.host_sampler import HostSampler
 from decod.journal.journal import Journal, JournalEntry
 from decod.journal.journal_file import FOLDER, KeptJournal
 from decod.journal.logs import NodeLog
@@ -57,6 +56,7 @@ from decod.protocol.core.jobs import BaseJob, Configure
 from decod.protocol.core.view import Role
 from decod.tasks import beside, in_thread, until_first
 
+# --- contacts ------------------------------------------------------------------------------------
 # Where newcomers are sent, and who may admit them, as a peer of a collaborative run knows it.
 
 
@@ -105,6 +105,7 @@ class PeerContacts:
         return tuple(dict.fromkeys((*self._told, *self.others())))
 
 
+# --- measurements --------------------------------------------------------------------------------
 # What a peer measures of its rounds and its host, for `decod analyse`.
 
 
@@ -236,6 +237,9 @@ _TELL_S = 1.0
 _FLUSH_S = 3.0
 
 
+# --- the node ------------------------------------------------------------------------------------
+
+
 class PeerNode:
     """One peer. Use it in `async with`.
 
@@ -306,10 +310,11 @@ class PeerNode:
         self._dht = Dht(part.membership, part.run_id, ports)
         self._arena = ArenaAllocator(_AVERAGES_MAX * loop.model_bytes + (64 << 20))
         self._compute: ComputeProcess | None = None
-        name, self._pids = config.name or host.identity.name, [os.getpid()]
-        sampler = HostSampler(part.run_id, self.node_id, name, lambda: self._pids)
+        name = config.name or host.identity.name
+        self._pids = [os.getpid()]
+        folder = config.state_dir / FOLDER
         self._kept = KeptJournal(
-            config.state_dir / FOLDER, part.run_id, self.node_id, sampler.sample, self.note
+            folder, part.run_id, self.node_id, name, lambda: self._pids, self.note
         )
         self._metrics = LoopMetrics(
             loop,

@@ -45,8 +45,7 @@ def rounds_in(folder: Path) -> list[int]:
 
 
 def kept(folder: Path, note: TakeNote = silent) -> KeptJournal:
-    sampler = HostSampler("run", "peer", "ant")
-    return KeptJournal(folder, "run", "peer", sampler.sample, note)
+    return KeptJournal(folder, "run", "peer", "ant", lambda: (os.getpid(),), note)
 
 
 def keep(folder: Path, *rows: RoundRow, note: TakeNote = silent) -> None:
@@ -188,3 +187,21 @@ def test_pandas_reads_a_file(tmp_path: Path) -> None:
     frame = pandas.read_json(tmp_path / "journal.jsonl", lines=True)
     assert list(frame["round"]) == [1, 2]
     assert frame["data_s"][0] == 0.5
+
+
+def test_an_event_comes_back_whatever_its_fields_hold(tmp_path: Path) -> None:
+    """Otherwise a restarted daemon would show iterations that the run has taken back."""
+    fields = {"iteration": 3, "reason": "so many words " * 100, "loss": float("nan"), "of": (1, 2)}
+
+    async def run() -> None:
+        async with kept(tmp_path) as journal:
+            journal.take(noted("run.returned", fields, 6.0))
+
+    asyncio.run(run())
+    (entry,) = kept_events(tmp_path, "run")
+    assert (entry.event, entry.fields["iteration"], entry.fields["loss"]) == (
+        "run.returned",
+        3,
+        None,
+    )
+    assert len(entry.fields["reason"]) <= 200
