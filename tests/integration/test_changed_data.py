@@ -136,6 +136,7 @@ def test_a_block_that_is_good_again_is_read_again(tmp_path: Path, corpus: Path) 
         assert leader.events("data.restored")[0]["source"] == "this host's disk"
 
 
+@pytest.mark.slow
 def test_a_lone_leader_whose_data_change_stops_with_a_checkpoint(tmp_path: Path) -> None:
     """It trains on what is good, and stops where it would need the changed part. With the data
     mended the run goes on from there, as if nothing had been."""

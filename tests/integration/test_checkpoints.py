@@ -128,6 +128,7 @@ def test_all_is_killed_and_resumed_as_if_nothing_had_been(tmp_path: Path, corpus
     assert_agreement(model)
 
 
+@pytest.mark.slow
 def test_two_data_nodes_are_stopped_in_order_and_resumed(tmp_path: Path, corpus: Path) -> None:
     """The very last iteration is kept; the further data node gets its state like a relay."""
     run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2, min_nodes_per_stage=1)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import elsewhere, unhurried
 from tests.support.cluster import Cluster, Daemon, takes_part
+from tests.support.quick import first_of
 from tests.support.runs import loss_error, make_run, reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -45,7 +46,7 @@ def wait_told(cluster: Cluster, node: Daemon, *, known_at: str) -> None:
     assert "identity.shared" in [event["event"] for event in status["recent"]]
 
 
-@pytest.mark.parametrize("dialled", [True, False], ids=["dialled", "behind a router"])
+@pytest.mark.parametrize("dialled", first_of([True, False]))
 def test_a_clone_of_a_volunteer_is_refused_and_the_original_trains_on(
     tmp_path: Path, corpus: Path, closed_port: int, dialled: bool
 ) -> None:

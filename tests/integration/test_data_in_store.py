@@ -21,6 +21,7 @@ from tests.support.runs import make_run
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
+@pytest.mark.slow
 def test_a_run_from_a_url_learns_what_one_from_the_folder_does(tmp_path: Path) -> None:
     """Every object comes damaged once. After a restart, what was fetched comes from the cache, and
     the store may be slow to come back."""

@@ -88,7 +88,7 @@ def by_hand(
     return reference.anchors
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", first_of([True, False]))
 def test_six_daemons_learn_what_is_learnt_by_hand(
     tmp_path: Path, corpus: Path, *, overlap: bool
 ) -> None:
@@ -155,7 +155,8 @@ def test_compressed_averages_travel_while_daemons_train_and_die(
         assert not leader.events("average.dropped")
 
 
-@pytest.mark.parametrize("overlap", first_of([True, False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [True, False])
 def test_who_leaves_politely_takes_nothing_along_and_the_end_of_the_run_neither(
     tmp_path: Path, corpus: Path, *, overlap: bool
 ) -> None:

@@ -125,10 +125,8 @@ def flip_a_byte(state: KeptState) -> int:
     return chunk.num_bytes
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [pytest.param(False, id="whole", marks=pytest.mark.slow), pytest.param(True, id="damaged")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", [False, True], ids=["whole", "damaged"])
 def test_a_restarted_relay_has_its_state_from_its_own_disk(
     damaged: bool, tmp_path: Path, corpus: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_relay_is_paused_resumed_and_drained_while_the_run_goes_on(
         assert loss_error(found, expected) < 1e-8
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_node_that_waits_for_a_successor(
     tmp_path: Path, corpus: Path
 ) -> None:

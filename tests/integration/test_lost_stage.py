@@ -97,6 +97,7 @@ def test_where_all_copies_of_the_newest_states_were_altered_those_before_serve(
         check(cluster, leader, corpus)
 
 
+@pytest.mark.slow
 def test_without_kept_states_the_leaders_checkpoint_serves(tmp_path: Path, corpus: Path) -> None:
     """The newest, 10, has been altered on the disk: nobody goes back to that."""
     with start(tmp_path, corpus, every=0) as cluster:

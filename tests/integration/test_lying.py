@@ -10,20 +10,15 @@ from decod.run.protocol_config import AuditConfig
 from tests.support import accusing, slowed
 from tests.support.cluster import Cluster, Daemon
 from tests.support.lying import LIES, MEAN, PASSES
+from tests.support.quick import first_of
 from tests.support.runs import loss_error, make_run, reference
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 NUM_ITERATIONS, LIES_FROM = 12, 5
 
-FAST = ("flipped", MEAN)
-"""Lies that the short suite tries."""
 
-
-@pytest.mark.parametrize(
-    "lie",
-    [pytest.param(lie, marks=[pytest.mark.slow] * (lie not in FAST)) for lie in (*LIES, MEAN)],
-)
+@pytest.mark.parametrize("lie", first_of([MEAN, *LIES]))
 def test_a_liar_is_named_and_nothing_of_its_lies_is_learnt(
     tmp_path: Path, corpus: Path, lie: str
 ) -> None:
@@ -220,9 +215,8 @@ def test_the_only_member_of_a_stage_that_frames_a_relay_is_named_and_nobody_leav
         assert loss_error(leader.losses(), losses) < 1e-8
 
 
-@pytest.mark.parametrize(
-    "num_accused", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2)], ids=["one", "two"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_accused", [1, 2], ids=["one", "two"])
 def test_a_false_accuser_is_named_and_gets_nobody_removed(
     tmp_path: Path, corpus: Path, num_accused: int
 ) -> None:

@@ -48,6 +48,7 @@ def test_papers_that_last_for_seconds_are_renewed_while_training_goes_on(
         assert leader.status()["counters"].get("caller.refused", 0) == 0
 
 
+@pytest.mark.slow
 def test_volunteers_find_a_resumed_run_again_without_a_new_join_string(
     tmp_path: Path, corpus: Path
 ) -> None:

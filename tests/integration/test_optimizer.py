@@ -1,5 +1,6 @@
 """Real training scripts with `decod.CollaborativeOptimizer`: together they are one big batch."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -126,16 +127,15 @@ def test_local_updates_go_the_mean_way(tmp_path: Path, num: int, optimizer: str)
             assert torch.equal(parameters, found[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("int8", {"overlap": True}),
-        *(
-            pytest.param(method, settings, marks=pytest.mark.slow)
-            for method in ("none", "fp16", "bf16", "int8", "int4", "lowrank", "lowrank+int4")
-            for settings in ({}, {"overlap": True})
+        *itertools.product(
+            ("none", "fp16", "bf16", "int8", "int4", "lowrank", "lowrank+int4"),
+            ({}, {"overlap": True}),
         ),
-        pytest.param("cocktail", {}, marks=pytest.mark.slow),
+        ("cocktail", {}),
     ],
 )
 def test_averages_of_every_kind_train_and_leave_all_peers_equal(

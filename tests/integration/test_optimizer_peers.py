@@ -104,6 +104,7 @@ def test_a_damaged_join_string_is_refused(group: Scripts) -> None:
     assert "join string" in error["what"] + error["why"] + error["fix"]
 
 
+@pytest.mark.slow
 def test_gradients_that_are_not_finite_count_nowhere(group: Scripts) -> None:
     first, second = group.all[:2]
     bad = replace(USUAL, peer=9, nan_steps=tuple(range(0, 1 << 10, 2)))
@@ -288,6 +289,7 @@ memory_files._FOLDER = Path("/proc")
 _LOADS = _NEWCOMER.replace('raise AssertionError("it trains")', "print('round', optimizer.round)")
 
 
+@pytest.mark.slow
 def test_a_newcomer_loads_though_the_hosts_shared_memory_has_no_room(tmp_path: Path) -> None:
     """The host is told what would give it more."""
     # A round takes long enough to load its state.

@@ -46,6 +46,7 @@ def test_a_run_where_half_of_the_volunteers_can_not_be_dialled_learns_the_same(
             assert len(daemon.events("node.outbound")) == expected, daemon.name
 
 
+@pytest.mark.slow
 def test_a_volunteer_fetches_its_state_from_members_that_nobody_can_dial_either(
     tmp_path: Path, corpus: Path, closed_port: int
 ) -> None:

@@ -42,7 +42,7 @@ def check(cluster: Cluster, corpus: Path, model: Path) -> None:
     assert weight_error(model, weights) < 1e-8
 
 
-@pytest.mark.parametrize("moment", first_of(sorted(MOMENTS, reverse=True), 2))
+@pytest.mark.parametrize("moment", first_of(sorted(MOMENTS, reverse=True)))
 def test_a_relay_that_dies_costs_no_iteration(moment: str, tmp_path: Path, corpus: Path) -> None:
     with Cluster(tmp_path, make_run(num_iterations=NUM_ITERATIONS), corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")

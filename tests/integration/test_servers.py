@@ -41,7 +41,7 @@ def worked(daemon: Daemon) -> int:
     return max((c["num_passes"] for c in daemon.events("step.committed")), default=0)
 
 
-@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("delay", first_of([1, 0]))
 def test_servers_and_clients_learn_what_one_process_learns(
     delay: int, tmp_path: Path, corpus: Path
 ) -> None:
@@ -82,9 +82,7 @@ def finish(cluster: Cluster, corpus: Path, model: Path, lost: Daemon) -> None:
 CLIENT_MOMENTS = ("before_forward", "after_forward", "in_backward", "after_backward")
 
 
-@pytest.mark.parametrize(
-    "moment", first_of(["at_aggregation", "after_forward", *CLIENT_MOMENTS], 2)
-)
+@pytest.mark.parametrize("moment", first_of(["at_aggregation", "after_forward", *CLIENT_MOMENTS]))
 def test_what_a_killed_client_had_done_is_done_again(
     moment: str, tmp_path: Path, corpus: Path
 ) -> None:
@@ -99,7 +97,7 @@ def test_what_a_killed_client_had_done_is_done_again(
 
 
 @pytest.mark.parametrize("duty", first_of([Duty.FRONTAL, Duty.BACKWARD]))
-@pytest.mark.parametrize("moment", ["with_result", "in_aggregation"])
+@pytest.mark.parametrize("moment", first_of(["with_result", "in_aggregation"]))
 def test_a_killed_servers_microbatches_go_on_at_others(
     moment: str, duty: Duty, tmp_path: Path, corpus: Path
 ) -> None:
@@ -117,6 +115,7 @@ def test_a_killed_servers_microbatches_go_on_at_others(
         assert not leader.events("iteration.aborted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", first_of(["activation", "gradient"]))
 def test_a_client_that_returns_nan_is_removed_and_others_do_its_work(
     what: str, tmp_path: Path, corpus: Path

@@ -157,6 +157,7 @@ def the_join_string_is_seen_by_nobody(machine: Machine, cluster: Cluster) -> Non
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_run_that_is_another_now_ends_a_service_and_one_that_is_away_does_not(
     machine: Machine, cluster: Cluster
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from decod.exit_codes import ExitCode
 from tests.support import unhurried
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, takes_part
+from tests.support.quick import first_of
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -27,7 +28,7 @@ def ranks_of(daemon: Daemon) -> list[int]:
     return [] if pid is None else [child.pid for child in psutil.Process(pid).children()]
 
 
-@pytest.mark.parametrize("spread", ["copy", "shard"])
+@pytest.mark.parametrize("spread", first_of(["shard", "copy"]))
 def test_a_node_with_two_ranks_learns_the_same_and_comes_back_when_one_has_died(
     tmp_path: Path, corpus: Path, spread: str
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_node_with_two_ranks_learns_the_same_and_comes_back_when_one_has_died(
         assert worst < LOSS_ERROR_MAX
 
 
+@pytest.mark.slow
 def test_a_spread_stage_is_stopped_and_resumed_as_if_nothing_had_been(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_an_address_of_another_node_is_told(training: Cluster, place: list[str])
     assert_no_candidate(training)
 
 
+@pytest.mark.slow
 def test_an_address_where_somebody_else_listens_is_told(
     training: Cluster, place: list[str]
 ) -> None:

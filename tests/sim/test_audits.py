@@ -89,7 +89,7 @@ def pairs(seed: int, kind: FaultKind) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("seed", first_of(range(6), 2))
+@pytest.mark.parametrize("seed", first_of(range(6)))
 def test_between_the_only_two_of_a_stage_the_leader_judges(seed: int) -> None:
     result, lines, named = run(pairs(seed, FaultKind.LIE))
     assert named == {"relay1"}
@@ -111,7 +111,7 @@ def test_what_the_leader_can_not_judge_is_repeated_and_nobody_leaves(
     assert any("used all the same" in line for line in result.trace) or len(repeats) < 4
 
 
-@pytest.mark.parametrize("seed", first_of(range(4), 2))
+@pytest.mark.parametrize("seed", first_of(range(4)))
 def test_a_relay_that_says_nothing_of_its_passes_leaves_and_is_not_banned(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_relay_that_says_nothing_of_its_passes_leaves_and_is_not_banned(
     assert not named, lines
 
 
-@pytest.mark.parametrize("seed", first_of(range(4), 2))
+@pytest.mark.parametrize("seed", first_of(range(4)))
 def test_a_relay_that_lies_about_what_it_gave_is_named_and_nobody_else(
     monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -34,7 +34,7 @@ def test_a_relay_that_is_lost_around_the_norm_costs_no_iteration(
     message: str, kind: FaultKind
 ) -> None:
     """Whoever says it: only the first of a stage says squares, and passes the norm on."""
-    for relay in range(6):
+    for relay in range(0, 6, 2):
         fault = HostFault(kind, f"relay{relay}", before_message=(message, 3), duration_s=8.0)
         scenario = replace(TOGETHER, seed=relay, faults=(fault,))
         assert Simulation(scenario).run().num_iterations == 5

@@ -116,7 +116,7 @@ def test_a_leader_that_dies_is_replaced_in_every_phase(
     assert all("over 8 tokens" in line for line in trained), trained
 
 
-@pytest.mark.parametrize("block", first_of(range(10), 4))
+@pytest.mark.parametrize("block", first_of(range(10), 2))
 def test_a_leader_that_dies_at_any_event_is_replaced_within_five_seconds(block: int) -> None:
     times: list[float] = []
     for seed in range(block, NUM_SEEDS, 10):

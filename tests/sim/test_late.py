@@ -11,6 +11,7 @@ from decod.sim.network import LinkFaults, Links, LinkSpec
 from decod.sim.profile import ComputeProfile
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation
+from tests.support.quick import first_of
 
 
 def test_flows_are_found_at_once_in_the_iteration_after_a_loss() -> None:
@@ -66,7 +67,7 @@ def test_who_has_its_state_again_after_a_loss_does_not_wait_for_flows_that_nobod
     assert float(committed_s[1]) - loaded_s < 3.0
 
 
-@pytest.mark.parametrize("seed", [0, 1, 8, 10, 13, 14, 19, 22, 24, 26, 31])
+@pytest.mark.parametrize("seed", first_of([0, 1, 8, 10, 13, 14, 19, 22, 24, 26, 31], 4))
 def test_the_word_that_the_run_is_over_does_not_overtake_the_last_commit(seed: int) -> None:
     """Most messages are late by up to two seconds, or come before earlier ones."""
     late = LinkFaults(

@@ -37,7 +37,7 @@ def lose(host: str, at_s: float) -> HostFault:
     return HostFault(FaultKind.STAGE, host, at_s=at_s)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", first_of(range(8), 3))
 def test_a_stage_that_is_lost_is_taken_over_from_states_on_other_hosts(seed: int) -> None:
     """At any instant. The checker compares what is computed again with the first time."""
     scenario = replace(TOGETHER, seed=seed, faults=(lose("relay1", 15.0 + 1.1 * seed),))
@@ -129,7 +129,7 @@ def killed(result: Result) -> set[str]:
     return {line.split()[1] for line in lines(result, "killed")}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_of(range(4), 2))
 def test_where_both_copies_were_altered_the_states_of_the_mark_before_serve(seed: int) -> None:
     """That is found before anybody goes back to them: nobody has to leave."""
     scenario = replace(TOGETHER, seed=seed, num_iterations=12)
@@ -227,7 +227,7 @@ def stormy(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.parametrize("block", first_of(range(8), 3))
+@pytest.mark.parametrize("block", first_of(range(8), 2))
 def test_stages_are_lost_beside_other_faults_and_the_run_goes_on(block: int) -> None:
     """If anybody is left who can be spared: else it says that it waits."""
     num_rebuilt = 0

@@ -58,7 +58,7 @@ def sealing(monkeypatch: pytest.MonkeyPatch) -> list[Hashes]:
 @pytest.mark.parametrize("storm", [storm_scenario, election_storm], ids=["storm", "elections"])
 def test_no_decision_of_a_data_node_is_doubted(sealing: list[Hashes], storm: object) -> None:
     assert callable(storm)
-    for seed in range(12):
+    for seed in range(6):
         sealing.clear()
         result = Simulation(partial(storm, seed)()).run()
         assert result.num_iterations or result.waits_for
