@@ -38,6 +38,7 @@ def norms_of(daemon: Daemon) -> dict[str, float]:
     return {commit["iteration"]: commit["gradient_norm"] for commit in commits if "stage" in commit}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", [ModelDtype.FLOAT64, pytest.param(ModelDtype.FLOAT32, marks=pytest.mark.slow)]
 )

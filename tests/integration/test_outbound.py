@@ -71,6 +71,7 @@ def test_a_volunteer_fetches_its_state_from_members_that_nobody_can_dial_either(
         assert len(late.losses()) >= 2
 
 
+@pytest.mark.slow
 def test_members_that_nobody_can_dial_follow_another_leader(
     tmp_path: Path, corpus: Path, closed_port: int
 ) -> None:

@@ -30,6 +30,7 @@ def credit_of(daemon: Daemon) -> dict[str, Any]:
     return total
 
 
+@pytest.mark.slow
 def test_all_work_is_vouched_for_when_a_relay_leaves_and_when_the_run_ends(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_relays_of_two_adjacent_stages_vanish_at_once(tmp_path: Path, corpus: Pa
         assert not leader.events("iteration.aborted")
 
 
+@pytest.mark.slow
 def test_a_relay_that_freezes_is_done_without_and_comes_back(tmp_path: Path, corpus: Path) -> None:
     """Woken after 8 s it finds itself given up, and enters again by itself, as who it was."""
     with Cluster(tmp_path, make_run(), corpus) as cluster:

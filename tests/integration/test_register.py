@@ -35,6 +35,7 @@ def enrolled(cluster: Cluster, name: str, join_string: str) -> Daemon:
     return daemon
 
 
+@pytest.mark.slow
 def test_an_elected_leader_honours_the_tokens_of_its_predecessor(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_what_a_killed_client_had_done_is_done_again(
         assert not leader.events("iteration.aborted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("duty", first_of([Duty.FRONTAL, Duty.BACKWARD]))
 @pytest.mark.parametrize("moment", first_of(["with_result", "in_aggregation"]))
 def test_a_killed_servers_microbatches_go_on_at_others(

@@ -28,6 +28,7 @@ def ranks_of(daemon: Daemon) -> list[int]:
     return [] if pid is None else [child.pid for child in psutil.Process(pid).children()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", first_of(["shard", "copy"]))
 def test_a_node_with_two_ranks_learns_the_same_and_comes_back_when_one_has_died(
     tmp_path: Path, corpus: Path, spread: str

@@ -40,6 +40,7 @@ def test_a_leader_whose_loop_is_blocked_again_and_again_keeps_its_members(
         assert loss_error(found, expected) < 1e-8
 
 
+@pytest.mark.slow
 def test_a_compute_process_that_stands_still_holds_a_run_up_for_seconds(
     tmp_path: Path, corpus: Path
 ) -> None:

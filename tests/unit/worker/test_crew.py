@@ -27,6 +27,7 @@ from decod.train.passes import ActivationCodec
 from decod.train.standing_out import sketch_of
 from decod.worker.configure import divided
 from tests.support.polling import wait_for
+from tests.support.quick import first_of
 from tests.support.raw_compute import DEADLINE_S, Here, Jobs, Node
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -474,7 +475,7 @@ def ranks_of(node: Node) -> list[psutil.Process]:
     return psutil.Process(node.process.pid).children()
 
 
-@pytest.mark.parametrize("is_idle", [True, False])
+@pytest.mark.parametrize("is_idle", first_of([False, True]))
 def test_the_end_of_a_rank_ends_the_process_and_it_says_so(is_idle: bool) -> None:
     with closing(Node()) as node:
         relay = Stage(node, 1, device="cpu,cpu,cpu")
@@ -519,7 +520,7 @@ def ended(*ranks: psutil.Process) -> None:
     assert not alive
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("is_stopped", first_of([True, False]))
 def test_no_rank_outlives_the_first(is_stopped: bool) -> None:
     with closing(Node()) as node:
         node.configure(CONFIGURE, device="cpu,cpu,cpu")

@@ -21,6 +21,7 @@ from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import FreeMemory, add_up
 from decod.worker.ranks.mirror_runner import MirrorRunner
+from tests.support.quick import first_of
 from tests.support.raw_compute import Here
 from tests.support.waiting_node import CONFIGURE, MB
 
@@ -91,7 +92,7 @@ def test_a_rank_without_memory_for_a_collective_ends(
         runner.run({"job": 0, "kind": kind, "inputs": [], "outputs": []})
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("is_stopped", first_of([True, False]))
 def test_no_rank_outlives_the_node_while_one_waits_for_another(is_stopped: bool) -> None:
     """Otherwise the first would keep its GPU's memory until the collective times out."""
     command = [sys.executable, "-m", "tests.support.waiting_node"]

@@ -23,7 +23,7 @@ NUM_SEEDS = 1000
 SEEDS_PER_TEST = 20
 """A test for each seed would take longer to report than to run."""
 
-NUM_QUICK = 200
+NUM_QUICK = 80
 """Seeds that every run of the tests checks. The others run with `-m slow`."""
 
 STORM_ROUNDS = 40
