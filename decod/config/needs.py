@@ -12,8 +12,6 @@ from decod.run.run_config import RunConfig
 from decod.train.checkpoint.entries import DTYPE_BYTES, moments_of, state_tensors
 
 _GRADIENT = 1
-_ADAMW = 3
-"""Weights and two moments."""
 _GATHERED = 3
 """Whole weights of a block while it computes: its own, those of the next, and as they came."""
 _OUTER = 2
@@ -91,7 +89,8 @@ def stage_needs(
     wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
     # A bfloat16 model has weights of its own beside the wide ones.
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
-    num_held = 2 * _ADAMW + _GRADIENT + (_OUTER if sync.steps_locally else 0)
+    num_stepped = 1 + len(run.optimizer.name.moments)
+    num_held = 2 * num_stepped + _GRADIENT + (_OUTER if sync.steps_locally else 0)
     num_blocks = len(stage_blocks(model, run.stages)[stage_index])
     batch = run.batch
     is_first = stage_index == 0

@@ -51,7 +51,7 @@ class RunConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     """What one iteration trains on."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """AdamW, applied by every stage to its own parameters."""
+    """Applied by every stage to its own parameters."""
     activations: ActivationsConfig = field(default_factory=ActivationsConfig)
     """How activations and their gradients travel between stages."""
     reduction: ReductionConfig = field(default_factory=ReductionConfig)

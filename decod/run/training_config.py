@@ -94,18 +94,44 @@ class Schedule(StrEnum):
     """Half a period of a cosine. Source: SGDR (arXiv:1608.03983), without restarts."""
 
 
+class OptimizerName(StrEnum):
+    """How a member steps from a gradient. `decod.train.optimizers` has the steps."""
+
+    ADAMW = "adamw"
+    """Source: Loshchilov and Hutter, arXiv:1711.05101, algorithm 2."""
+    SGD = "sgd"
+    """With momentum, and decay as that of AdamW. Source: the same, algorithm 1."""
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """What it keeps of each parameter from step to step, by torch's names.
+
+        The first resembles a mean of gradients. Each is as wide as the sum of gradients.
+        """
+        return _MOMENTS[self]
+
+
+_MOMENTS = {
+    OptimizerName.ADAMW: ("exp_avg", "exp_avg_sq"),
+    OptimizerName.SGD: ("momentum_buffer",),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov and Hutter, arXiv:1711.05101), with a warm-up and a schedule."""
+    """The optimizer of a run's nodes, with a warm-up and a schedule."""
 
+    name: OptimizerName = OptimizerName.ADAMW
+    """`adamw`, or `sgd` with momentum, which needs less memory and traffic to join. Both decay
+    weights apart from the gradient."""
     lr: float = 1e-3
     """Peak learning rate. Lower it when the loss jumps."""
     beta1: float = 0.9
-    """Decay of the gradient's mean. In [0, 1)."""
+    """Decay of the gradient's mean, or for `sgd` the momentum. In [0, 1)."""
     beta2: float = 0.95
-    """Decay of the gradient's square. In [0, 1)."""
+    """Decay of the gradient's square, for `adamw`. In [0, 1)."""
     eps: float = 1e-8
-    """Added to the denominator. Positive."""
+    """Added to the denominator, for `adamw`. Positive."""
     weight_decay: float = 0.1
     """Applied to matrices only: norms and biases are not decayed. At least 0."""
     warmup_iterations: int = 0
@@ -139,7 +165,7 @@ class OptimizerConfig:
         if bad:
             raise ConfigError(
                 f"optimizer.{bad[0]} is {getattr(self, bad[0])}",
-                why="AdamW is not defined there",
+                why="no optimizer is defined there",
                 fix="see the comments that `decod run init` writes for the range",
             )
         self._check_decay()
@@ -225,14 +251,6 @@ class Adapt(StrEnum):
     time."""
 
 
-class InnerOptimizer(StrEnum):
-    """How members step by themselves."""
-
-    ADAMW = "adamw"
-    SGD = "sgd"
-    """Without momentum and decay. For comparisons."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServersConfig:
     """How the servers of a stage step."""
@@ -281,8 +299,6 @@ class SyncConfig:
     """Whether microbatches are trained on again if a relay is lost that had learnt from them since
     the last average. If not, new ones teach all stages as much; so set it only where every token
     must count."""
-    inner: InnerOptimizer = InnerOptimizer.ADAMW
-    """How members step by themselves, with the rates of [optimizer]."""
     compression: Method = Method.NONE
     """How averages travel: `none`, `fp16`, `bf16`, `int8`, `int4`, `lowrank`, `lowrank+int4` or
     `cocktail`. What a format leaves out is added to the next average."""

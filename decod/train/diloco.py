@@ -1,9 +1,9 @@
 """Two optimizers: each member takes inner steps by itself, and outer steps follow from averages.
 
-Source: DiLoCo (arXiv:2311.08105), algorithm 1. The inner optimizer is AdamW, the outer one SGD with
-Nesterov momentum. Deviations: members weigh as much as the microbatches that they have trained on.
-A member clips the gradient of its own stage by itself: nobody knows the norm over all stages of a
-replica, because a microbatch may pass through any member of each stage.
+Source: DiLoCo (arXiv:2311.08105), algorithm 1. The inner optimizer is the run's, the outer one SGD
+with Nesterov momentum. Deviations: members weigh as much as the microbatches that they have trained
+on. A member clips the gradient of its own stage by itself: nobody knows the norm over all stages of
+a replica, because a microbatch may pass through any member of each stage.
 
 The parameters may be averaged in fragments, in turn (Streaming DiLoCo, arXiv:2501.18512). Only the
 fragment that ends its local phase goes back to the anchor. Where an average arrives that has
@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfig
-from decod.train.adamw import AdamWState, adamw_step, clip_factor, learning_rate
+from decod.run.training_config import OptimizerConfig, SyncConfig
 from decod.train.checkpoint.description import joined_hash
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.layout import Layout, SharedState
+from decod.train.optimizers import OptimizerState, clip_factor, optimizer_step
 from decod.train.reduction import divisor, require_finite, square_sum
 from decod.train.update_rule import Averaged, StepInput, nothing_to_send
 
@@ -34,7 +34,7 @@ from decod.train.update_rule import Averaged, StepInput, nothing_to_send
 class DiLoCoState:
     """A member's own state, and what its stage has in common."""
 
-    inner: AdamWState
+    inner: OptimizerState
     """This member's own weights and moments. Each inner step writes them into other buffers."""
     anchor: Tensor
     """Weights after the last outer step, common to the stage, (P,). Never changed in place."""
@@ -76,8 +76,8 @@ class DiLoCo:
     def begin(self, shared: SharedState, iteration: int) -> DiLoCoState:  # noqa: ARG002
         """Return the state of a member that starts from the anchor."""
         anchor_P = shared.weights
-        zeros_P = torch.zeros_like(shared.weights)
-        inner = AdamWState(anchor_P.clone(), zeros_P, zeros_P.clone())
+        moments = tuple(torch.zeros_like(anchor_P) for _ in self._optimizer.name.moments)
+        inner = OptimizerState(anchor_P.clone(), moments)
         nothing = (0,) * self._sync.fragments
         return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX], anchor_P, nothing)
 
@@ -161,10 +161,7 @@ class DiLoCo:
         mean_P = step.gradient / divisor(step.num_microbatches, step.gradient)
         if self._optimizer.clip_norm:
             mean_P.mul_(clip_factor(self._optimizer, square_sum(mean_P) ** 0.5))
-        if self._sync.inner is InnerOptimizer.SGD:
-            self._sgd_step(old.inner, new.inner, mean_P, step.iteration)
-            return
-        adamw_step(
+        optimizer_step(
             old.inner,
             new.inner,
             mean_P,
@@ -172,10 +169,6 @@ class DiLoCo:
             optimizer=self._optimizer,
             iteration=step.iteration,
         )
-
-    def _sgd_step(self, old: AdamWState, new: AdamWState, mean_P: Tensor, iteration: int) -> None:
-        new.copy_(old)
-        new.weights.sub_(mean_P * learning_rate(self._optimizer, iteration))
 
 
 def _pseudo_gradient(state: DiLoCoState, averaged: Averaged) -> Tensor:

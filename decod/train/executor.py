@@ -27,7 +27,6 @@ from decod.errors import TrainingError
 from decod.model.shape import stage_shapes
 from decod.model.stage import Stage, empty_stage
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.train.adamw import clip_factor, learning_rate
 from decod.train.checkpoint.entries import StateBytes, TensorEntry
 from decod.train.committed_state import CommittedState, Proposal, SnapshotLayout, take_snapshot
 from decod.train.diloco import DiLoCo
@@ -35,6 +34,7 @@ from decod.train.exchange import Exchange, Exchanges
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout, SharedState
+from decod.train.optimizers import clip_factor, learning_rate
 from decod.train.passes import Passes, TokenSource
 from decod.train.ranks import NO_RANKS, OtherRanks, make_shards, no_stage_built
 from decod.train.reduction import (
@@ -52,10 +52,10 @@ from decod.train.start import (
     mixed_weights,
 )
 from decod.train.update_rule import (
-    AdamWEveryIteration,
     Averaged,
-    DelayedAdamW,
+    DelayedStep,
     ParametersOnly,
+    StepEveryIteration,
     StepInput,
     UpdateRule,
 )
@@ -477,7 +477,7 @@ class StageExecutor:
         Raises:
             TrainingError: It is already committed.
         """
-        assert isinstance(self.rule, DelayedAdamW), "steps are not late"
+        assert isinstance(self.rule, DelayedStep), "steps are not late"
         state = self._built.state
         new = state.buffers_for(iteration)
         self.rule.ahead(state.committed, new, iteration, state.layout.segments())
@@ -582,5 +582,5 @@ def make_rule(config: ExecutorConfig) -> UpdateRule[Any]:
     if config.run.sync.steps_locally:
         return DiLoCo(config.run.optimizer, config.run.sync)
     if config.run.delay:
-        return DelayedAdamW(config.run.optimizer)
-    return AdamWEveryIteration(config.run.optimizer)
+        return DelayedStep(config.run.optimizer)
+    return StepEveryIteration(config.run.optimizer)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from decod.model.shape import Shapes
-from decod.train.adamw import Segment
 from decod.train.checkpoint.description import hashed_line
 from decod.train.copies import on_host
+from decod.train.optimizers import Segment
 
 
 @dataclass(frozen=True, slots=True)

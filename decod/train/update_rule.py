@@ -1,7 +1,7 @@
 """What a device does with its gradient sum and with an average: the arithmetic of a step policy.
 
 `decod.protocol.strategy.step` is the other half: it says what members' sums stand for. A
-stage steps by AdamW every iteration, or one iteration late; a client of servers has the parameters
+stage takes a step every iteration, or one iteration late; a client of servers has the parameters
 alone. `decod.train.diloco` has two optimizers.
 
 Legend: P parameters of a stage, flat.
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from decod.errors import TrainingError
 from decod.run.training_config import OptimizerConfig
-from decod.train.adamw import AdamWState, Segment, adamw_step
 from decod.train.checkpoint.description import joined_hash
-from decod.train.checkpoint.entries import MEAN_PREFIX, PENDING_PREFIX, SQUARE_PREFIX
+from decod.train.checkpoint.entries import PENDING_PREFIX, moment_prefixes
 from decod.train.layout import Layout, SharedState
+from decod.train.optimizers import OptimizerState, Segment, optimizer_step
 
 
 class State(Protocol):
@@ -138,44 +138,43 @@ class UpdateRule(Protocol[StateT]):
         ...
 
 
-class AdamWEveryIteration:
-    """One step of AdamW from the average of each iteration's gradients.
+class StepEveryIteration:
+    """One step of the optimizer from the average of each iteration's gradients.
 
     Args:
         optimizer: The rates.
     """
 
-    prefixes = (MEAN_PREFIX, SQUARE_PREFIX)
-
     def __init__(self, optimizer: OptimizerConfig) -> None:
         self._optimizer = optimizer
+        self.prefixes = moment_prefixes(optimizer.name)
 
-    def begin(self, shared: SharedState, iteration: int) -> AdamWState:
+    def begin(self, shared: SharedState, iteration: int) -> OptimizerState:
         """Return the state: there is nothing that a member has for itself."""
-        mean_P, square_P = (shared.moments[prefix] for prefix in self.prefixes)
-        return AdamWState(shared.weights, mean_P, square_P, iteration)
+        moments = tuple(shared.moments[prefix] for prefix in self.prefixes)
+        return OptimizerState(shared.weights, moments, iteration)
 
-    def shared(self, state: AdamWState) -> SharedState:
+    def shared(self, state: OptimizerState) -> SharedState:
         """Return the whole state."""
-        moments = zip(self.prefixes, (state.mean, state.square), strict=True)
-        return SharedState(state.weights, dict(moments))
+        moments = dict(zip(self.prefixes, state.moments, strict=True))
+        return SharedState(state.weights, moments)
 
-    def hash(self, layout: Layout, state: AdamWState) -> str:
+    def hash(self, layout: Layout, state: OptimizerState) -> str:
         """Return the hash of the weights."""
         return layout.hash(state.weights)
 
-    def guide(self, state: AdamWState) -> Tensor:
+    def guide(self, state: OptimizerState) -> Tensor:
         """Return the mean of gradients."""
-        return state.mean
+        return state.moments[0]
 
-    def contribution(self, old: AdamWState, new: AdamWState, step: StepInput) -> Tensor:  # noqa: ARG002
+    def contribution(self, old: OptimizerState, new: OptimizerState, step: StepInput) -> Tensor:  # noqa: ARG002
         """Return the iteration's gradients."""
         return step.gradient
 
-    def average(self, old: AdamWState, new: AdamWState, step: StepInput) -> None:
-        """Take one step of AdamW."""
+    def average(self, old: OptimizerState, new: OptimizerState, step: StepInput) -> None:
+        """Take one step of the optimizer."""
         assert step.own.mean is not None, "gradients are averaged before the step"
-        adamw_step(
+        optimizer_step(
             old,
             new,
             step.own.mean,
@@ -184,7 +183,7 @@ class AdamWEveryIteration:
             iteration=step.iteration,
         )
 
-    def sending(self, state: AdamWState) -> Tensor:  # noqa: ARG002
+    def sending(self, state: OptimizerState) -> Tensor:  # noqa: ARG002
         """Refuse: gradients are averaged at once.
 
         Raises:
@@ -192,7 +191,7 @@ class AdamWEveryIteration:
         """
         raise nothing_to_send()
 
-    def local(self, old: AdamWState, new: AdamWState, step: StepInput) -> None:  # noqa: ARG002
+    def local(self, old: OptimizerState, new: OptimizerState, step: StepInput) -> None:  # noqa: ARG002
         """Refuse: this rule needs an average in every iteration.
 
         Raises:
@@ -218,43 +217,42 @@ def nothing_to_send() -> TrainingError:
 class DelayedState:
     """All that a step changes."""
 
-    adamw: AdamWState
+    inner: OptimizerState
     pending: Tensor
     """The average of the last iteration, (P,)."""
     ahead_of: int = -1
-    """The iteration after which `adamw` is the state, if that was computed beforehand."""
+    """The iteration after which `inner` is the state, if that was computed beforehand."""
 
     @property
     def weights(self) -> Tensor:
         """What microbatches are computed with, (P,)."""
-        return self.adamw.weights
+        return self.inner.weights
 
     def empty_like(self) -> "DelayedState":
         """Return buffers of the same size with undefined content."""
-        return DelayedState(self.adamw.empty_like(), torch.empty_like(self.pending))
+        return DelayedState(self.inner.empty_like(), torch.empty_like(self.pending))
 
 
-class DelayedAdamW:
-    """One step of AdamW in each iteration, from the average of the one before.
+class DelayedStep:
+    """One step of the optimizer in each iteration, from the average of the one before.
 
     Args:
         optimizer: The rates.
     """
 
-    prefixes: Sequence[str] = (MEAN_PREFIX, SQUARE_PREFIX, PENDING_PREFIX)
-
     def __init__(self, optimizer: OptimizerConfig) -> None:
         self._optimizer = optimizer
-        self._at_once = AdamWEveryIteration(optimizer)
+        self._at_once = StepEveryIteration(optimizer)
+        self.prefixes = (*self._at_once.prefixes, PENDING_PREFIX)
 
     def begin(self, shared: SharedState, iteration: int) -> DelayedState:
         """Return the state: there is nothing that a member has for itself."""
-        adamw = self._at_once.begin(shared, max(0, iteration - 1))
-        return DelayedState(adamw, shared.moments[PENDING_PREFIX])
+        inner = self._at_once.begin(shared, max(0, iteration - 1))
+        return DelayedState(inner, shared.moments[PENDING_PREFIX])
 
     def shared(self, state: DelayedState) -> SharedState:
         """Return the whole state."""
-        shared = self._at_once.shared(state.adamw)
+        shared = self._at_once.shared(state.inner)
         return replace(shared, moments={**shared.moments, PENDING_PREFIX: state.pending})
 
     def hash(self, layout: Layout, state: DelayedState) -> str:
@@ -263,7 +261,7 @@ class DelayedAdamW:
 
     def guide(self, state: DelayedState) -> Tensor:
         """Return the mean of gradients."""
-        return state.adamw.mean
+        return state.inner.moments[0]
 
     def contribution(self, old: DelayedState, new: DelayedState, step: StepInput) -> Tensor:  # noqa: ARG002
         """Return the iteration's gradients."""
@@ -283,11 +281,11 @@ class DelayedAdamW:
         if new.ahead_of == iteration:
             return
         if iteration == 1:
-            new.adamw.copy_(old.adamw)
+            new.inner.copy_(old.inner)
         else:
-            adamw_step(
-                old.adamw,
-                new.adamw,
+            optimizer_step(
+                old.inner,
+                new.inner,
                 old.pending,
                 segments=segments,
                 optimizer=self._optimizer,
@@ -307,7 +305,7 @@ class DelayedAdamW:
         Raises:
             TrainingError: Always.
         """
-        return self._at_once.sending(state.adamw)
+        return self._at_once.sending(state.inner)
 
     def local(self, old: DelayedState, new: DelayedState, step: StepInput) -> None:
         """Refuse: this rule needs an average in every iteration.
@@ -315,7 +313,7 @@ class DelayedAdamW:
         Raises:
             TrainingError: Always.
         """
-        self._at_once.local(old.adamw, new.adamw, step)
+        self._at_once.local(old.inner, new.inner, step)
 
 
 @dataclass(frozen=True, slots=True)

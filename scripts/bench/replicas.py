@@ -16,11 +16,12 @@ from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
 from decod.model.stage import empty_model
 from decod.run.run_config import RunConfig
-from decod.train.adamw import AdamWState
+from decod.run.training_config import OptimizerName
 from decod.train.diloco import DiLoCoState
 from decod.train.exchange import Place, Residuals
 from decod.train.executor import Sources, StageExecutor
 from decod.train.executor_config import ExecutorConfig
+from decod.train.optimizers import OptimizerState
 
 
 class Replicas:
@@ -208,9 +209,12 @@ def _train(chain: Sequence[StageExecutor], mb: MicrobatchId) -> float:
 # Checkpoints reach into the executors: a run has none of a member's own weights and residuals.
 
 
-def _inner_of(executor: StageExecutor) -> AdamWState:
+_MOMENTS = OptimizerName.ADAMW.moments
+
+
+def _inner_of(executor: StageExecutor) -> OptimizerState:
     committed = executor._built.state.committed
-    inner: AdamWState = committed.inner if isinstance(committed, DiLoCoState) else committed
+    inner: OptimizerState = committed.inner if isinstance(committed, DiLoCoState) else committed
     return inner
 
 
@@ -221,7 +225,7 @@ def _residuals_of(executor: StageExecutor) -> dict[str, Residuals]:
 
 def _tensors_of(executor: StageExecutor) -> dict[str, Tensor]:
     committed, inner = executor._built.state.committed, _inner_of(executor)
-    found = {"weights": inner.weights, "mean": inner.mean, "square": inner.square}
+    found = {"weights": inner.weights} | dict(zip(_MOMENTS, inner.moments, strict=True))
     if isinstance(committed, DiLoCoState):
         found |= {"anchor": committed.anchor, "momentum": committed.momentum}
         if committed.start is not committed.anchor:
@@ -238,7 +242,7 @@ def _restore(
     executor: StageExecutor, tensors: dict[str, Tensor], num_steps: int, iteration: int
 ) -> None:
     state = executor._built.state
-    inner = AdamWState(tensors["weights"], tensors["mean"], tensors["square"], num_steps)
+    inner = OptimizerState(tensors["weights"], tuple(tensors[name] for name in _MOMENTS), num_steps)
     if isinstance(state.committed, DiLoCoState):
         sending = tensors.get("sending")
         anchor, momentum = tensors["anchor"], tensors["momentum"]

@@ -9,8 +9,8 @@ from decod.compression import lowrank
 from decod.compression.codecs import decode, encode
 from decod.compression.plan import BlockCoding, Coding, FloatCoding, SparseCoding
 from decod.run.training_config import OptimizerConfig
-from decod.train.adamw import AdamWState, Segment, adamw_step
 from decod.train.copies import Departure, arrived, arriving
+from decod.train.optimizers import OptimizerState, Segment, optimizer_step
 from decod.train.reduction import reduce_part
 from gpu.result import Measure
 from gpu.setting import Setting
@@ -68,12 +68,14 @@ def _num_different(left: Tensor, right: Tensor) -> int:
 def _steps(device: str, gradients: list[Tensor]) -> Tensor:
     """Return the weights after two steps."""
     here = [gradient.to(device) for gradient in gradients]
-    old = AdamWState(here[0], torch.zeros_like(here[0]), torch.zeros_like(here[0]))
+    old = OptimizerState(here[0], (torch.zeros_like(here[0]), torch.zeros_like(here[0])))
     new = old.empty_like()
     segments = [Segment(0, 7, decayed=False), Segment(7, len(here[0]), decayed=True)]
     for iteration, gradient in enumerate(here[1:], 1):
         optimizer = OptimizerConfig(lr=1e-3, warmup_iterations=3)
-        adamw_step(old, new, gradient, segments=segments, optimizer=optimizer, iteration=iteration)
+        optimizer_step(
+            old, new, gradient, segments=segments, optimizer=optimizer, iteration=iteration
+        )
         old, new = new, old
     return old.weights
 

@@ -16,7 +16,7 @@ from decod.config.presets import PRESETS
 from decod.ids import MicrobatchId
 from decod.protocol.core.fingerprints import digest_of
 from decod.run.run_config import RunConfig
-from decod.run.training_config import Adapt, InnerOptimizer, SyncConfig, SyncMethod
+from decod.run.training_config import Adapt, OptimizerName, SyncConfig, SyncMethod
 from tests.support.cluster import Cluster, Daemon, takes_part
 from tests.support.diloco_reference import Reference
 from tests.support.quick import first_of
@@ -102,13 +102,12 @@ def test_six_daemons_learn_what_is_learnt_by_hand(
 
 
 def test_one_step_of_sgd_between_averages_is_plain_sgd(tmp_path: Path, corpus: Path) -> None:
-    sync = SyncConfig(
-        method=SyncMethod.DILOCO, inner=InnerOptimizer.SGD, outer_lr=1.0, outer_momentum=0.0
-    )
-    run = make_diloco_run(sync, 6)
+    run = make_diloco_run(SyncConfig(method=SyncMethod.DILOCO, outer_lr=1.0, outer_momentum=0.0), 6)
+    plain = replace(run.optimizer, name=OptimizerName.SGD, beta1=0.0, weight_decay=0.0)
+    run = replace(run, optimizer=plain)
     train(run, tmp_path, corpus)
     tokens = [microbatches(run, corpus, number) for number in range(1, 7)]
-    _, weights = train_reference(run.model, run.optimizer, run.seed, tokens, plain_sgd=True)
+    _, weights = train_reference(run.model, run.optimizer, run.seed, tokens)
     error = weight_error(tmp_path / "model", weights)
     print(f"weights differ by {error:.1e}")
     assert error < 1e-9

@@ -1,11 +1,13 @@
 """What daemons learn together over sockets equals what one process learns alone."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from decod.run.model_config import ModelDtype
+from decod.run.training_config import OptimizerConfig, OptimizerName
 from tests.support.cluster import Cluster
 from tests.support.devices import CUDA, on_devices
 from tests.support.oracle import assert_agreement
@@ -39,13 +41,20 @@ gradient on a CPU, came to 2e-11 in float64 and to 1e-2 in float32; losses chang
 """
 
 
+OPTIMIZERS = {
+    "llama": OptimizerConfig(lr=3e-3, warmup_iterations=3),
+    "gpt2": OptimizerConfig(name=OptimizerName.SGD, lr=0.3, warmup_iterations=3),
+}
+
+
 @on_devices
 @pytest.mark.parametrize("dtype", first_of([ModelDtype.FLOAT64, ModelDtype.FLOAT32]))
-@pytest.mark.parametrize("model", ["llama", "gpt2"])
+@pytest.mark.parametrize("model", OPTIMIZERS)
 def test_five_daemons_learn_what_one_process_learns(
     tmp_path: Path, corpus: Path, model: str, dtype: ModelDtype, device: str
 ) -> None:
     run = make_run(model, dtype, num_iterations=NUM_ITERATIONS)
+    run = replace(run, optimizer=OPTIMIZERS[model])
     # CUDA is not for processes that are forked.
     with Cluster(tmp_path, run, corpus, fork=device == "cpu", device=device) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")

@@ -8,18 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.training_config import OptimizerName
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
     DTYPE_BYTES,
-    MEAN_PREFIX,
-    SQUARE_PREFIX,
     StateBytes,
     TensorEntry,
+    moment_prefixes,
     state_tensors,
 )
 from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.store import CheckpointStore, run_folder
+
+MOMENTS = moment_prefixes(OptimizerName.ADAMW)
+
 
 MODEL = ModelConfig(vocab_size=19, hidden_size=8, intermediate_size=12, num_hidden_layers=2)
 STAGES = StagesConfig(num_relay_stages=1)
@@ -30,7 +33,7 @@ def random_blob(
     stage_index: int, *, seed: int = 0, model: ModelConfig = MODEL, stages: StagesConfig = STAGES
 ) -> StageBlob:
     """Return a blob as a member of a stage could send it: tensors with gaps between them."""
-    generator, moments = random.Random(f"{seed} {stage_index}"), (MEAN_PREFIX, SQUARE_PREFIX)
+    generator, moments = random.Random(f"{seed} {stage_index}"), MOMENTS
     data, entries = bytearray(), []
     for name, (dtype, shape) in state_tensors(model, stages, stage_index, moments).items():
         content = generator.randbytes(math.prod(shape) * DTYPE_BYTES[dtype])

@@ -6,7 +6,7 @@ microbatch is computed with the replicas that it met in the run under test.
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,9 +17,9 @@ from decod.compression.plan import StagePlans
 from decod.model.shape import stage_shapes
 from decod.model.stage import empty_model, initial_weight
 from decod.run.model_config import ModelConfig, StagesConfig
-from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfig
-from decod.train.adamw import learning_rate
-from tests.support.reference import plain_autograd
+from decod.run.training_config import OptimizerConfig, SyncConfig
+from decod.train.optimizers import learning_rate
+from tests.support.reference import make_stepper, plain_autograd
 
 Path = tuple[str, ...]
 """The node that served a microbatch at each stage, stage 0 first."""
@@ -112,25 +112,9 @@ class Reference:
             for name, tensor in self.stages[stage].anchor.items()
         }
         start = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        replica = Replica(stage, weights, start, self._inner(weights))
+        replica = Replica(stage, weights, start, make_stepper(weights.values(), self._optimizer))
         self.replicas[node] = replica
         self.stages[stage].replicas.append(replica)
-
-    def _inner(self, weights: Mapping[str, Tensor]) -> torch.optim.Optimizer:
-        if self._sync.inner is InnerOptimizer.SGD:
-            return torch.optim.SGD(weights.values(), lr=self._optimizer.lr)
-        config = self._optimizer
-        groups = [
-            {"params": [w for w in weights.values() if w.dim() > 1]},
-            {"params": [w for w in weights.values() if w.dim() == 1], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW(
-            groups,
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-        )
 
     def iterate(
         self, iteration: int, batch: Sequence[tuple[np.ndarray, Path]], *, last: bool = False

@@ -17,7 +17,7 @@ from decod.model import llama
 from decod.model.shape import model_shapes
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model, initial_weight
 from decod.run.model_config import ModelConfig
-from decod.run.training_config import OptimizerConfig
+from decod.run.training_config import OptimizerConfig, OptimizerName
 
 
 def _exchange(parameters: Sequence[torch.nn.Parameter], pending: list[Tensor]) -> list[Tensor]:
@@ -43,13 +43,43 @@ def plain_autograd() -> Iterator[None]:
 
 
 @plain_autograd()
+class DecayedSGD(torch.optim.SGD):
+    """SGD whose weights decay apart from the gradient, as those of AdamW."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.mul_(1 - group["lr"] * group["decay"])
+        super().step(closure)
+
+
+def make_stepper(weights: Iterable[Tensor], optimizer: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return torch's optimizer. Matrices decay, other weights don't."""
+    matrices, others = list[Tensor](), list[Tensor]()
+    for weight in weights:
+        (matrices if weight.ndim >= 2 else others).append(weight)
+    decay = optimizer.weight_decay
+    if optimizer.name is OptimizerName.SGD:
+        return DecayedSGD(
+            [{"params": matrices, "decay": decay}, {"params": others, "decay": 0.0}],
+            lr=optimizer.lr,
+            momentum=optimizer.beta1,
+        )
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}],
+        lr=optimizer.lr,
+        betas=(optimizer.beta1, optimizer.beta2),
+        eps=optimizer.eps,
+    )
+
+
 def train_reference(
     model: ModelConfig,
     optimizer: OptimizerConfig,
     seed: int,
     batches: "Iterable[Sequence[np.ndarray[tuple[int, ...], np.dtype[np.int64]]]]",
     *,
-    plain_sgd: bool = False,
     delay: int = 0,
     change: Callable[[FirstStage], None] = lambda _: None,
 ) -> tuple[list[float], dict[str, Tensor]]:
@@ -57,10 +87,9 @@ def train_reference(
 
     Args:
         model: In float64 or float32. A bfloat16 model has master weights, which this loop lacks.
-        optimizer: Rates.
+        optimizer: Its name and rates.
         seed: Seed of the initial weights.
         batches: The microbatches of each iteration, each (B, T + 1) token ids.
-        plain_sgd: Step by SGD in place of AdamW.
         delay: 1: each step is taken one iteration late, and the last is not taken.
         change: Called with the module before it trains.
 
@@ -75,18 +104,7 @@ def train_reference(
     module.place({name: weight.to(dtype) for name, weight in drawn.items()})
     change(module)
     parameters = list(module.parameters())
-    decayed = [p for p in parameters if p.ndim >= 2]
-    others = [p for p in parameters if p.ndim < 2]
-    stepper: torch.optim.Optimizer = torch.optim.AdamW(
-        [
-            {"params": decayed, "weight_decay": optimizer.weight_decay},
-            {"params": others, "weight_decay": 0.0},
-        ],
-        betas=(optimizer.beta1, optimizer.beta2),
-        eps=optimizer.eps,
-    )
-    if plain_sgd:
-        stepper = torch.optim.SGD(parameters, lr=optimizer.lr)
+    stepper = make_stepper(parameters, optimizer)
     losses, pending = [], list[Tensor]()
     for iteration, batch in enumerate(batches, start=1):
         warmth = min(1.0, (iteration - delay) / (optimizer.warmup_iterations + 1))

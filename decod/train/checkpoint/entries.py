@@ -14,6 +14,7 @@ from decod.files import PieceFile
 from decod.model.shape import stage_shapes
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerName
 
 
 class StateBytes(Protocol):
@@ -55,8 +56,6 @@ class BytesInFile:
         self._file.write_at(place.start, piece)
 
 
-MEAN_PREFIX = "optimizer.exp_avg."
-SQUARE_PREFIX = "optimizer.exp_avg_sq."
 MASTER_PREFIX = "optimizer.master."
 MOMENTUM_PREFIX = "optimizer.outer_momentum."
 PENDING_PREFIX = "optimizer.pending."
@@ -127,11 +126,17 @@ def refused_state(problems: Sequence[str]) -> CheckpointError:
     )
 
 
+def moment_prefixes(optimizer: OptimizerName) -> tuple[str, ...]:
+    """Return the prefixes of an optimizer's moments."""
+    return tuple(f"optimizer.{moment}." for moment in optimizer.moments)
+
+
 def moments_of(run: RunConfig) -> tuple[str, ...]:
     """Return the prefixes of the moments that the members of a stage have in common."""
     if run.sync.steps_locally:
         return (MOMENTUM_PREFIX,)
-    return (MEAN_PREFIX, SQUARE_PREFIX, PENDING_PREFIX)[: 3 if run.delay else 2]
+    pending = (PENDING_PREFIX,) if run.delay else ()
+    return moment_prefixes(run.optimizer.name) + pending
 
 
 def state_tensors(

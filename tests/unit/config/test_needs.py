@@ -13,7 +13,13 @@ from decod.config.schema import plans_of
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
 from decod.run.run_config import RunConfig
-from decod.run.training_config import BatchConfig, SyncConfig, SyncMethod
+from decod.run.training_config import (
+    BatchConfig,
+    OptimizerConfig,
+    OptimizerName,
+    SyncConfig,
+    SyncMethod,
+)
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.measure import held_bytes, measure
@@ -44,6 +50,8 @@ def num_bytes(value: object) -> int:
     """Returns the size of all tensors in an object and its fields."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
+    if isinstance(value, tuple):
+        return sum(map(num_bytes, value))
     fields = getattr(value, "__slots__", ())
     return sum(num_bytes(getattr(value, name)) for name in fields)
 
@@ -58,10 +66,11 @@ def repeated_bytes(run: RunConfig, stage: int) -> int:
 @pytest.mark.parametrize(
     ("architecture", "dtype", "stage"), [*itertools.product(Architecture, ModelDtype, (0, 1))]
 )
+@pytest.mark.parametrize("name", OptimizerName)
 def test_the_estimate_is_what_torch_allocates(
-    architecture: Architecture, dtype: ModelDtype, stage: int
+    architecture: Architecture, dtype: ModelDtype, stage: int, name: OptimizerName
 ) -> None:
-    run = make_run(architecture, dtype)
+    run = make_run(architecture, dtype, optimizer=OptimizerConfig(name=name))
     needs, executor = stage_needs(run, stage), built(run, stage)
     # Each storage that autograd saves counts once, without the weights. Llama's tables of angles
     # are there once for all microbatches, and are not in the estimate.

@@ -19,8 +19,8 @@ from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     BatchConfig,
-    InnerOptimizer,
     OptimizerConfig,
+    OptimizerName,
     SyncConfig,
     SyncMethod,
 )
@@ -47,6 +47,7 @@ ERROR_MAX = {
 """Squared distance from uncompressed training, over the squared way that it has come."""
 
 OPTIMIZER = OptimizerConfig(lr=1e-2)
+PLAIN_SGD = OptimizerConfig(name=OptimizerName.SGD, lr=1e-2, beta1=0.0, weight_decay=0.0)
 MODEL = ModelConfig(
     dtype=ModelDtype.FLOAT64,
     vocab_size=19,
@@ -67,7 +68,9 @@ class HashedTokens:
         return np.random.default_rng(list(digest)).integers(0, MODEL.vocab_size, shape)
 
 
-def torch_world(sync: SyncConfig, *, num_iterations: int, width: int = 2) -> World:
+def torch_world(
+    sync: SyncConfig, *, num_iterations: int, width: int = 2, optimizer: OptimizerConfig = OPTIMIZER
+) -> World:
     """Return a world of a data node and two stages of `width` relays, whose devices compute."""
 
     def device() -> TorchDevice:
@@ -76,7 +79,7 @@ def torch_world(sync: SyncConfig, *, num_iterations: int, width: int = 2) -> Wor
                 model=MODEL,
                 stages=STAGES,
                 batch=BATCH,
-                optimizer=OPTIMIZER,
+                optimizer=optimizer,
                 sync=sync,
                 seed=SEED,
             ),
@@ -108,9 +111,11 @@ def batches(num_iterations: int) -> list[list[np.ndarray]]:
     ]
 
 
-def reference(world: World, sync: SyncConfig, num_iterations: int) -> dict[str, Tensor]:
+def reference(
+    world: World, sync: SyncConfig, num_iterations: int, optimizer: OptimizerConfig = OPTIMIZER
+) -> dict[str, Tensor]:
     """Return the weights of the same training by hand, along the paths that the world took."""
-    by_hand = Reference(MODEL, STAGES, OPTIMIZER, sync, seed=SEED)
+    by_hand = Reference(MODEL, STAGES, optimizer, sync, seed=SEED)
     paths = dict[MicrobatchId, dict[int, str]]()
     for node, host in world.hosts.items():
         stage = host.machine.context.member.stage_index
@@ -139,23 +144,26 @@ def weights_of(host: Host) -> dict[str, Tensor]:
     return dict(device_of(host).executor.weights())
 
 
-def test_the_present_policy_trains_as_a_plain_loop_does() -> None:
-    world = torch_world(SyncConfig(), num_iterations=4)
+@pytest.mark.parametrize("name", OptimizerName)
+def test_the_present_policy_trains_as_a_plain_loop_does(name: OptimizerName) -> None:
+    optimizer = replace(OPTIMIZER, name=name)
+    world = torch_world(SyncConfig(), num_iterations=4, optimizer=optimizer)
     go_on(world, lambda: opened(world, 5))
     world.settle()
-    _, expected = train_reference(MODEL, OPTIMIZER, SEED, batches(4))
+    _, expected = train_reference(MODEL, optimizer, SEED, batches(4))
     assert_equal(world, expected)
 
 
-@pytest.mark.parametrize("inner", InnerOptimizer)
+@pytest.mark.parametrize("name", OptimizerName)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_diloco_trains_as_by_hand(every: int, inner: InnerOptimizer, *, overlap: bool) -> None:
-    sync = SyncConfig(method=SyncMethod.DILOCO, every=every, inner=inner, overlap=overlap)
-    world = torch_world(sync, num_iterations=12)
+def test_diloco_trains_as_by_hand(every: int, name: OptimizerName, *, overlap: bool) -> None:
+    sync = SyncConfig(method=SyncMethod.DILOCO, every=every, overlap=overlap)
+    optimizer = replace(OPTIMIZER, name=name)
+    world = torch_world(sync, num_iterations=12, optimizer=optimizer)
     go_on(world, lambda: opened(world, 13))
     world.settle()
-    assert_equal(world, reference(world, sync, 12))
+    assert_equal(world, reference(world, sync, 12, optimizer))
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -212,13 +220,11 @@ def test_compressed_averages_lead_nearly_where_whole_ones_do(
 
 def test_one_local_step_of_sgd_is_plain_sgd() -> None:
     """Averages of pseudo-gradients are then averages of gradients."""
-    sync = SyncConfig(
-        method=SyncMethod.DILOCO, inner=InnerOptimizer.SGD, outer_lr=1.0, outer_momentum=0.0
-    )
-    world = torch_world(sync, num_iterations=4)
+    sync = SyncConfig(method=SyncMethod.DILOCO, outer_lr=1.0, outer_momentum=0.0)
+    world = torch_world(sync, num_iterations=4, optimizer=PLAIN_SGD)
     go_on(world, lambda: opened(world, 5))
     world.settle()
-    _, expected = train_reference(MODEL, OPTIMIZER, SEED, batches(4), plain_sgd=True)
+    _, expected = train_reference(MODEL, PLAIN_SGD, SEED, batches(4))
     assert_equal(world, expected)
 
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from decod.config.presets import PRESETS
-from decod.run.training_config import InnerOptimizer, OptimizerConfig, SyncConfig, SyncMethod
+from decod.run.training_config import OptimizerConfig, OptimizerName, SyncConfig, SyncMethod
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.diloco import DiLoCo
 from decod.train.layout import SharedState
+from decod.train.optimizers import Segment
 from decod.train.update_rule import NO_AVERAGE, StepInput
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "slow-links.md"
@@ -24,10 +25,11 @@ def distance(sync: SyncConfig) -> float:
     Between two of them the member reaches the optimum, which is 0: it has one step of SGD for that,
     whose gradient is the weight.
     """
-    rule = DiLoCo(OptimizerConfig(lr=1.0), replace(sync, inner=InnerOptimizer.SGD))
+    plain = OptimizerConfig(name=OptimizerName.SGD, lr=1.0, beta1=0.0, weight_decay=0.0)
+    rule = DiLoCo(plain, sync)
     shared = SharedState(torch.ones(1, dtype=torch.float64), {})
     state = rule.begin(SharedState.without_moments(shared.weights, (MOMENTUM_PREFIX,)), 0)
-    step = StepInput(state.weights, 1, 0, ())
+    step = StepInput(state.weights, 1, 0, [Segment(0, 1, decayed=False)])
     for iteration in range(1, NUM_STEPS + 1):
         new = state.empty_like()
         step = replace(step, gradient=state.weights.clone(), iteration=iteration)

@@ -18,7 +18,7 @@ from decod.compression.plan import (
     make_plan,
 )
 from decod.run.training_config import OptimizerConfig
-from decod.train.adamw import AdamWState, Segment, adamw_step
+from decod.train.optimizers import OptimizerState, Segment, optimizer_step
 from decod.train.reduction import reduce_part
 from tests.support.devices import on_devices
 
@@ -37,10 +37,10 @@ def test_steps_have_the_bits_of_a_cpu(device: str) -> None:
     gradients = [drawn(seed, SIZE) * 10.0 ** -(seed * 8) for seed in range(4)]
     segments = [Segment(0, 11, decayed=False), Segment(11, SIZE, decayed=True)]
     for here in ("cpu", device):
-        old = AdamWState(drawn(9, SIZE).to(here), *torch.zeros(2, SIZE, device=here))
+        old = OptimizerState(drawn(9, SIZE).to(here), tuple(torch.zeros(2, SIZE, device=here)))
         new = old.empty_like()
         for iteration, gradient in enumerate(gradients, 1):
-            adamw_step(
+            optimizer_step(
                 old,
                 new,
                 gradient.to(here),

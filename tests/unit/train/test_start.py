@@ -13,20 +13,20 @@ from torch import Tensor
 
 from decod.errors import CheckpointError
 from decod.files import PieceFile
+from decod.run.training_config import OptimizerName
 from decod.train.checkpoint import description
 from decod.train.checkpoint.entries import (
-    MEAN_PREFIX,
-    SQUARE_PREFIX,
     BytesInFile,
     StateBytes,
     TensorEntry,
+    moment_prefixes,
 )
 from decod.train.committed_state import take_snapshot
 from decod.train.layout import Layout, SharedState, byte_view
 from decod.train.start import StateForm, blob_pieces, loaded_state
 from tests.support.devices import on_devices
 
-MOMENTS = (MEAN_PREFIX, SQUARE_PREFIX)
+MOMENTS = moment_prefixes(OptimizerName.ADAMW)
 LAYOUT = Layout({"a.weight": (7, 9), "b": (3,), "c.weight": (20, 5)})
 DTYPES = [torch.bfloat16, torch.float32, torch.float64]
 
@@ -93,7 +93,7 @@ def spoil_master(state: SharedState) -> None:
 
 
 def spoil_moment(state: SharedState) -> None:
-    state.moments[SQUARE_PREFIX][5] = torch.inf
+    state.moments[MOMENTS[1]][5] = torch.inf
 
 
 @pytest.mark.parametrize(

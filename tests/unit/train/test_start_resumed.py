@@ -17,12 +17,11 @@ from decod.model.shape import model_shapes
 from decod.model.stage import initial_weight
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import BatchConfig, OptimizerConfig
+from decod.run.training_config import BatchConfig, OptimizerConfig, OptimizerName
 from decod.train.checkpoint.description import description_text, entry_json
 from decod.train.checkpoint.entries import (
-    MEAN_PREFIX,
-    SQUARE_PREFIX,
     TensorEntry,
+    moment_prefixes,
     state_tensors,
     weight_tensors,
 )
@@ -33,6 +32,9 @@ from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.start import CheckpointSource
 from tests.support.checkpoints import make_manifest
+
+MOMENTS = moment_prefixes(OptimizerName.ADAMW)
+
 
 torch.set_num_threads(1)
 
@@ -180,7 +182,7 @@ def test_candidates_are_given_what_the_stage_would_hold(
     snapshot = build(source, 1, now).snapshot(with_optimizer=True)
     blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
     entries, chunks = snapshot.write(blob)
-    tensors = state_tensors(now.run.model, now.run.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
+    tensors = state_tensors(now.run.model, now.run.stages, 1, MOMENTS)
     given = from_checkpoint(read_checkpoint(source.folder), tensors)
     told = description_text([entry_json(entry) for entry in entries], "".join(chunks))
     assert given.description.text == told
@@ -215,9 +217,7 @@ def test_what_was_altered_is_not_given(tmp_path: Path, damage: object) -> None:
     stages = [build(None, index, config()) for index in range(3)]
     source = write(tmp_path, stages, with_optimizer=True)
     checkpoint = read_checkpoint(source.folder)
-    tensors = state_tensors(
-        config().run.model, config().run.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX)
-    )
+    tensors = state_tensors(config().run.model, config().run.stages, 1, MOMENTS)
     given = from_checkpoint(checkpoint, tensors)
     damage(source)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=r"E-CKP-010 .*first state"):
@@ -235,7 +235,7 @@ def test_a_checked_checkpoint_is_described_without_being_read_again(
     checkpoint, chunks = read_checkpoint(source.folder), dict[str, Sequence[str]]()
     assert find_problems(checkpoint, chunks) == []
     now = config(num_relay_stages=num_relay_stages)
-    tensors = state_tensors(now.run.model, now.run.stages, 1, (MEAN_PREFIX, SQUARE_PREFIX))
+    tensors = state_tensors(now.run.model, now.run.stages, 1, MOMENTS)
     text = from_checkpoint(checkpoint, tensors).description.text
     altered(source)
     given = from_checkpoint(checkpoint, tensors, chunks)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from decod.errors import ConfigError
 from decod.run.training_config import OptimizerConfig, Schedule
-from decod.train.adamw import cosine, learning_rate
+from decod.train.optimizers import cosine, learning_rate
 
 
 def _torch_rates(optimizer: OptimizerConfig, num_iterations: int) -> list[float]:

@@ -1,6 +1,8 @@
-"""AdamW that gives the same bits on every device, from old buffers into new ones.
+"""Optimizers that give the same bits on every device, from old buffers into new ones.
 
-Some kernels of `torch.optim.AdamW` fuse a multiplication and an addition, depending on the device.
+A new one needs a name and its moments (`OptimizerName`), and its step in `OPTIMIZERS`.
+
+Some kernels of torch's optimizers fuse a multiplication and an addition, depending on the device.
 A CPU and a GPU that took the same step would then hold different weights, but the members of a
 stage compare the hashes of their weights. Here every operation is rounded once, as IEEE 754
 demands. A fused step on CUDA would read and write less, but that is milliseconds of an iteration,
@@ -13,13 +15,13 @@ Legend: P parameters of a stage, flat.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from decod.run.training_config import OptimizerConfig, Schedule
+from decod.run.training_config import OptimizerConfig, OptimizerName, Schedule
 
 _CHUNK_SIZE = 1 << 16
 _CHUNK_SIZE_CUDA = 1 << 24
@@ -40,28 +42,26 @@ class Segment:
 
 
 @dataclass(slots=True)
-class AdamWState:
+class OptimizerState:
     """All that a step changes: flat (P,) tensors, float32 or float64, on one device."""
 
     weights: Tensor
     """The weights. For bfloat16 models, the float32 master weights."""
-    mean: Tensor
-    """Decayed mean of gradients (`exp_avg`)."""
-    square: Tensor
-    """Decayed mean of squared gradients (`exp_avg_sq`)."""
+    moments: tuple[Tensor, ...]
+    """What the optimizer keeps, in the order of `OptimizerName.moments`."""
     num_steps: int = 0
     """Steps since the moments were zero, for the bias correction."""
 
-    def empty_like(self) -> "AdamWState":
+    def empty_like(self) -> "OptimizerState":
         """Return buffers of the same size with undefined content."""
-        weights_P, mean_P, square_P = map(torch.empty_like, (self.weights, self.mean, self.square))
-        return AdamWState(weights_P, mean_P, square_P)
+        moments = tuple(map(torch.empty_like, self.moments))
+        return OptimizerState(torch.empty_like(self.weights), moments)
 
-    def copy_(self, other: "AdamWState") -> None:
+    def copy_(self, other: "OptimizerState") -> None:
         """Become equal to another state."""
         self.weights.copy_(other.weights)
-        self.mean.copy_(other.mean)
-        self.square.copy_(other.square)
+        for own, others in zip(self.moments, other.moments, strict=True):
+            own.copy_(others)
         self.num_steps = other.num_steps
 
 
@@ -112,9 +112,9 @@ def clip_factor(optimizer: OptimizerConfig, gradient_norm: float) -> float:
 
 
 @torch.no_grad()
-def adamw_step(
-    old: AdamWState,
-    new: AdamWState,
+def optimizer_step(
+    old: OptimizerState,
+    new: OptimizerState,
     gradient_P: Tensor,
     *,
     segments: Sequence[Segment],
@@ -123,44 +123,82 @@ def adamw_step(
 ) -> None:
     """Write the result of one step from `old` into `new`.
 
+    Weights decay apart from the gradient (arXiv:1711.05101), whatever the optimizer.
+
     Args:
         old: State after the previous iteration. Not changed.
         new: Overwritten.
         gradient_P: (P,), dtype and device of the state. Not changed.
         segments: Cover all P elements.
-        optimizer: Contains the rates.
+        optimizer: Contains the name and the rates.
         iteration: The iteration that this step ends, from 1. It decides on the rate.
-
-    Source: Decoupled Weight Decay Regularization (arXiv:1711.05101), algorithm 2.
     """
     assert old.weights.data_ptr() != new.weights.data_ptr(), "the committed state must stay"
     assert sum(s.stop - s.start for s in segments) == gradient_P.numel(), "segments cover all"
     lr = learning_rate(optimizer, iteration)
-    new.num_steps = num_steps = old.num_steps + 1
+    new.num_steps = old.num_steps + 1
     for segment in segments:
         here = slice(segment.start, segment.stop)
         factor = 1 - lr * optimizer.weight_decay if segment.decayed else 1.0
         torch.mul(old.weights[here], factor, out=new.weights[here])
+    step = OPTIMIZERS[optimizer.name](optimizer, lr, new.num_steps)
     # Elements are independent, so chunks change no bit.
     chunk_size = _CHUNK_SIZE_CUDA if gradient_P.is_cuda else _CHUNK_SIZE
     scratch_P = torch.empty_like(gradient_P[:chunk_size])
     for start in range(0, gradient_P.numel(), chunk_size):
         here = slice(start, start + chunk_size)
         part_P = gradient_P[here]
-        spare_P = scratch_P[: part_P.numel()]
-        weights_P = new.weights[here]
-        mean_P = new.mean[here]
-        square_P = new.square[here]
-        torch.mul(part_P, 1 - optimizer.beta1, out=spare_P)
-        torch.mul(old.mean[here], optimizer.beta1, out=mean_P)
-        mean_P.add_(spare_P)
-        torch.mul(part_P, part_P, out=spare_P)
-        spare_P.mul_(1 - optimizer.beta2)
-        torch.mul(old.square[here], optimizer.beta2, out=square_P)
-        square_P.add_(spare_P)
-        torch.sqrt(square_P, out=spare_P)
-        spare_P.mul_(1 / math.sqrt(1 - optimizer.beta2**num_steps)).add_(optimizer.eps)
-        torch.div(mean_P, spare_P, out=spare_P)
+        update_P = scratch_P[: part_P.numel()]
+        step(part_P, [m[here] for m in old.moments], [m[here] for m in new.moments], update_P)
+        new.weights[here].sub_(update_P)
+
+
+Update = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor], None]
+"""A step over some of the parameters, from their gradient and the moments before it. It overwrites
+the moments after it, and what is to be subtracted from the weights."""
+
+
+def _adamw(optimizer: OptimizerConfig, lr: float, num_steps: int) -> Update:
+    """Return a step of AdamW."""
+    denominator_factor = 1 / math.sqrt(1 - optimizer.beta2**num_steps)
+    step_size = lr / (1 - optimizer.beta1**num_steps)
+
+    def step(
+        gradient: Tensor, old: Sequence[Tensor], new: Sequence[Tensor], update: Tensor
+    ) -> None:
+        mean, square = new
+        torch.mul(gradient, 1 - optimizer.beta1, out=update)
+        torch.mul(old[0], optimizer.beta1, out=mean)
+        mean.add_(update)
+        torch.mul(gradient, gradient, out=update)
+        update.mul_(1 - optimizer.beta2)
+        torch.mul(old[1], optimizer.beta2, out=square)
+        square.add_(update)
+        torch.sqrt(square, out=update)
+        update.mul_(denominator_factor).add_(optimizer.eps)
+        torch.div(mean, update, out=update)
         # The scaling is a separate operation, because `add_(x, alpha=y)` may be fused.
-        spare_P.mul_(lr / (1 - optimizer.beta1**num_steps))
-        weights_P.sub_(spare_P)
+        update.mul_(step_size)
+
+    return step
+
+
+def _sgd(optimizer: OptimizerConfig, lr: float, num_steps: int) -> Update:  # noqa: ARG001
+    """Return a step of SGD with momentum, as torch's without dampening."""
+
+    def step(
+        gradient: Tensor, old: Sequence[Tensor], new: Sequence[Tensor], update: Tensor
+    ) -> None:
+        torch.mul(old[0], optimizer.beta1, out=new[0])
+        new[0].add_(gradient)
+        torch.mul(new[0], lr, out=update)
+
+    return step
+
+
+OPTIMIZERS: Mapping[OptimizerName, Callable[[OptimizerConfig, float, int], Update]] = {
+    OptimizerName.ADAMW: _adamw,
+    OptimizerName.SGD: _sgd,
+}
+"""The step of each optimizer, by its rates, the rate of the iteration, and the number of the step
+since the moments were zero."""
