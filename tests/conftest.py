@@ -1,9 +1,12 @@
 """Settings for all tests: property tests are repeatable, and have no deadline on a busy machine."""
 
+import asyncio
 import gc
+import inspect
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import pytest
@@ -65,6 +68,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if absence := cuda_absence():
             pytest.skip(f"needs a CUDA device: {absence}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own.
+
+    A fixture that is an asynchronous context manager is entered in that loop.
+    """
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            given = dict[str, Any]()
+            for name in inspect.signature(pyfuncitem.obj).parameters:
+                given[name] = pyfuncitem.funcargs[name]
+                if isinstance(given[name], AbstractAsyncContextManager):
+                    given[name] = await stack.enter_async_context(given[name])
+            await pyfuncitem.obj(**given)
+
+    asyncio.run(run())
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

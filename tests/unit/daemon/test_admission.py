@@ -1,7 +1,6 @@
 """A node's way to its papers: founded, asked for with a token, found again, renewed."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +71,6 @@ class Leader:
         return JoinString(root=root, addresses=addresses or (self.address,), token=token)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(bounded())
-
-
 def test_all_runs_of_a_name_have_one_root(tmp_path: Path) -> None:
     first, again = (found(tmp_path, "run", FOUNDER, TERMS) for _ in range(2))
     assert first.root == again.root
@@ -91,72 +82,60 @@ def test_all_runs_of_a_name_have_one_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("role", [Role.DATA, Role.RELAY])
-def test_a_token_is_needed_once(tmp_path: Path, role: Role) -> None:
-    async def test() -> None:
-        mine = tmp_path / "mine"
-        async with Leader(tmp_path / "leader") as leader:
-            join = leader.join_string(role)
-            first = await enter(join, role, mine, ME)
-            assert first.role is role
-            back = leader.join_string(None, "127.0.0.1:1")
-            again = await enter(back, role, mine, ME)
-            assert again.papers.chain == first.papers.chain
-            another = Role.DATA if role is Role.RELAY else Role.RELAY
-            other = leader.join_string(another)
-            assert (await enter(other, role, mine, ME)).papers.chain == first.papers.chain
-            command = "decod leader RUN.toml --join" if role is Role.DATA else "decod join"
-            with pytest.raises(RejectedError, match=f"E-REJ-013 .* back .*{command}.* JOINSTRING"):
-                await enter(back, another, mine, ME)
-            assert leader.notes == ADMITTED
-
-    run(test)
+async def test_a_token_is_needed_once(tmp_path: Path, role: Role) -> None:
+    mine = tmp_path / "mine"
+    async with Leader(tmp_path / "leader") as leader:
+        join = leader.join_string(role)
+        first = await enter(join, role, mine, ME)
+        assert first.role is role
+        back = leader.join_string(None, "127.0.0.1:1")
+        again = await enter(back, role, mine, ME)
+        assert again.papers.chain == first.papers.chain
+        another = Role.DATA if role is Role.RELAY else Role.RELAY
+        other = leader.join_string(another)
+        assert (await enter(other, role, mine, ME)).papers.chain == first.papers.chain
+        command = "decod leader RUN.toml --join" if role is Role.DATA else "decod join"
+        with pytest.raises(RejectedError, match=f"E-REJ-013 .* back .*{command}.* JOINSTRING"):
+            await enter(back, another, mine, ME)
+        assert leader.notes == ADMITTED
 
 
-def test_who_is_no_member_needs_a_token_for_its_own_command(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with Leader(tmp_path / "leader") as leader:
-            for join, code in (
-                (leader.join_string(None), "E-REJ-014"),
-                (leader.join_string(Role.DATA), "E-REJ-013 .*`decod leader RUN.toml --join JOIN"),
-            ):
-                with pytest.raises(RejectedError, match=code):
-                    await enter(join, Role.RELAY, tmp_path / "mine", ME)
-
-    run(test)
+async def test_who_is_no_member_needs_a_token_for_its_own_command(tmp_path: Path) -> None:
+    async with Leader(tmp_path / "leader") as leader:
+        for join, code in (
+            (leader.join_string(None), "E-REJ-014"),
+            (leader.join_string(Role.DATA), "E-REJ-013 .*`decod leader RUN.toml --join JOIN"),
+        ):
+            with pytest.raises(RejectedError, match=code):
+                await enter(join, Role.RELAY, tmp_path / "mine", ME)
 
 
-def test_another_data_node_leads_to_the_leader(tmp_path: Path) -> None:
-    async def test() -> None:
-        folder = tmp_path / "leader"
-        follower = Leader(folder)
-        follower.registrar.leader = lambda: leader.address
-        async with Leader(folder) as leader, follower:
-            join = leader.join_string(Role.RELAY, "127.0.0.1:1", follower.address)
-            follower.registrar.tokens._records = leader.registrar.tokens._records
-            membership = await enter(join, Role.RELAY, tmp_path / "mine", ME)
-            assert membership.papers.credential.issuer is not None
-            assert leader.notes == ADMITTED
-            assert follower.notes == ["member.refused"]
-
-    run(test)
+async def test_another_data_node_leads_to_the_leader(tmp_path: Path) -> None:
+    folder = tmp_path / "leader"
+    follower = Leader(folder)
+    follower.registrar.leader = lambda: leader.address
+    async with Leader(folder) as leader, follower:
+        join = leader.join_string(Role.RELAY, "127.0.0.1:1", follower.address)
+        follower.registrar.tokens._records = leader.registrar.tokens._records
+        membership = await enter(join, Role.RELAY, tmp_path / "mine", ME)
+        assert membership.papers.credential.issuer is not None
+        assert leader.notes == ADMITTED
+        assert follower.notes == ["member.refused"]
 
 
-def test_a_token_that_nobody_knows_is_refused_at_once(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with Leader(tmp_path / "leader") as leader:
-            root, nobody = leader.membership.root, "127.0.0.1:1"
-            for addresses in (
-                (leader.address,),
-                (nobody, leader.address),
-                (leader.address, nobody),
-            ):
-                token = Token.new(Role.RELAY)
-                join = JoinString(root=root, addresses=addresses, token=token)
-                with pytest.raises(UnknownTokenError):
-                    await enter(join, Role.RELAY, tmp_path / "mine", ME)
-            assert leader.notes == []
-
-    run(test)
+async def test_a_token_that_nobody_knows_is_refused_at_once(tmp_path: Path) -> None:
+    async with Leader(tmp_path / "leader") as leader:
+        root, nobody = leader.membership.root, "127.0.0.1:1"
+        for addresses in (
+            (leader.address,),
+            (nobody, leader.address),
+            (leader.address, nobody),
+        ):
+            token = Token.new(Role.RELAY)
+            join = JoinString(root=root, addresses=addresses, token=token)
+            with pytest.raises(UnknownTokenError):
+                await enter(join, Role.RELAY, tmp_path / "mine", ME)
+        assert leader.notes == []
 
 
 def test_the_error_that_says_most_is_shown() -> None:
@@ -178,95 +157,80 @@ def test_the_error_that_says_most_is_shown() -> None:
         assert most_telling(errors) is shown
 
 
-def test_expired_papers_are_renewed_or_a_token_is_used(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with Leader(tmp_path / "leader") as leader:
-            root = leader.membership.root_key
-            assert root is not None
-            for days, join, ends in (
-                (2, leader.join_string(None), EXTENDED),
-                (20, leader.join_string(Role.RELAY), ADMITTED),
-                (20, leader.join_string(None), None),
-            ):
-                mine = tmp_path / f"{days} {join.token is None}"
-                old_s = wall_clock() - days * 24 * 3600.0
-                old = new_volunteer("me", root, now_s=old_s)
-                keep_papers(membership_folder(mine, root.public), old.papers)
-                if ends is None:
-                    with pytest.raises(RejectedError, match="E-REJ-014"):
-                        await enter(join, Role.RELAY, mine, ME)
-                    continue
-                leader.notes.clear()
-                membership = await enter(join, Role.RELAY, mine, ME)
-                assert membership.papers.expires_s > wall_clock()
-                assert leader.notes == ends
-
+async def test_expired_papers_are_renewed_or_a_token_is_used(tmp_path: Path) -> None:
     # The volunteer's old papers were issued by "leader", which is of the same root.
-    run(test)
+    async with Leader(tmp_path / "leader") as leader:
+        root = leader.membership.root_key
+        assert root is not None
+        for days, join, ends in (
+            (2, leader.join_string(None), EXTENDED),
+            (20, leader.join_string(Role.RELAY), ADMITTED),
+            (20, leader.join_string(None), None),
+        ):
+            mine = tmp_path / f"{days} {join.token is None}"
+            old_s = wall_clock() - days * 24 * 3600.0
+            old = new_volunteer("me", root, now_s=old_s)
+            keep_papers(membership_folder(mine, root.public), old.papers)
+            if ends is None:
+                with pytest.raises(RejectedError, match="E-REJ-014"):
+                    await enter(join, Role.RELAY, mine, ME)
+                continue
+            leader.notes.clear()
+            membership = await enter(join, Role.RELAY, mine, ME)
+            assert membership.papers.expires_s > wall_clock()
+            assert leader.notes == ends
 
 
-def test_the_organisers_host_needs_nobody_however_long_it_was_away(tmp_path: Path) -> None:
-    async def test() -> None:
-        membership = found(tmp_path, "run", FOUNDER, PaperTerms(certificate_s=-9.0))
-        await make_usable(membership, ())
-        assert membership.papers.expires_s > wall_clock()
-
-    run(test)
+async def test_the_organisers_host_needs_nobody_however_long_it_was_away(tmp_path: Path) -> None:
+    membership = found(tmp_path, "run", FOUNDER, PaperTerms(certificate_s=-9.0))
+    await make_usable(membership, ())
+    assert membership.papers.expires_s > wall_clock()
 
 
-def test_nobody_who_answers_is_a_network_error(tmp_path: Path) -> None:
-    async def test() -> None:
-        leader = Leader(tmp_path / "leader")
-        join = leader.join_string(Role.RELAY, "127.0.0.1:1")
-        with pytest.raises(NetworkError, match="E-NET-003"):
-            await enter(join, Role.RELAY, tmp_path / "mine", ME)
-        assert not (tmp_path / "mine").exists()
-
-    run(test)
+async def test_nobody_who_answers_is_a_network_error(tmp_path: Path) -> None:
+    leader = Leader(tmp_path / "leader")
+    join = leader.join_string(Role.RELAY, "127.0.0.1:1")
+    with pytest.raises(NetworkError, match="E-NET-003"):
+        await enter(join, Role.RELAY, tmp_path / "mine", ME)
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["organiser", "volunteer"])
-def test_papers_are_renewed_in_time_and_kept(
+async def test_papers_are_renewed_in_time_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads: bool
 ) -> None:
     """Also after the endpoint was down for a while."""
     monkeypatch.setattr(module, "_PAUSE_S", 0.05)
     monkeypatch.setattr(module, "_PAUSE_LEAST_S", 0.01)
     brief = PaperTerms(certificate_s=1.5)
+    async with Leader(tmp_path / "leader", terms=brief) as leader:
+        mine = tmp_path / "mine"
+        membership: Membership
+        if leads:
+            membership = found(tmp_path / "leader", "run", FOUNDER, brief)
+        else:
+            membership = await enter(leader.join_string(), Role.RELAY, mine, ME)
+        told, notes = list[float](), list[str]()
+        down = ["127.0.0.1:1"]
 
-    async def test() -> None:
-        async with Leader(tmp_path / "leader", terms=brief) as leader:
-            mine = tmp_path / "mine"
-            membership: Membership
-            if leads:
-                membership = found(tmp_path / "leader", "run", FOUNDER, brief)
-            else:
-                membership = await enter(leader.join_string(), Role.RELAY, mine, ME)
-            told, notes = list[float](), list[str]()
-            down = ["127.0.0.1:1"]
+        def renewed() -> None:
+            told.append(membership.papers.expires_s)
 
-            def renewed() -> None:
-                told.append(membership.papers.expires_s)
+        def note(event: str, **_: Any) -> None:
+            notes.append(event)
+            if event == "member.unrenewed":
+                down[:] = [leader.address]
 
-            def note(event: str, **_: Any) -> None:
-                notes.append(event)
-                if event == "member.unrenewed":
-                    down[:] = [leader.address]
-
-            before = membership.papers
-            keeping = asyncio.create_task(
-                keep_renewed(membership, lambda: tuple(down), brief, note, notes.append, renewed)
-            )
-            await wait_until(lambda: len(told) >= 2)
-            keeping.cancel()
-            assert told == sorted(told)
-            assert ("member.unrenewed" in notes) == (not leads)
-            assert membership.folder is not None
-            host = FOUNDER if leads else ME
-            kept = known_membership(
-                tmp_path / ("leader" if leads else "mine"), host, membership.root
-            )
-            assert kept is not None
-            assert kept.papers.chain != before.chain
-
-    run(test)
+        before = membership.papers
+        keeping = asyncio.create_task(
+            keep_renewed(membership, lambda: tuple(down), brief, note, notes.append, renewed)
+        )
+        await wait_until(lambda: len(told) >= 2)
+        keeping.cancel()
+        assert told == sorted(told)
+        assert ("member.unrenewed" in notes) == (not leads)
+        assert membership.folder is not None
+        host = FOUNDER if leads else ME
+        kept = known_membership(tmp_path / ("leader" if leads else "mine"), host, membership.root)
+        assert kept is not None
+        assert kept.papers.chain != before.chain

@@ -112,180 +112,151 @@ def payload_bytes(sharing: Sharing, stage_index: int) -> int:
     return sum(entry.num_bytes for entry in manifest.stages[stage_index])
 
 
-def test_members_with_the_store_write_their_parts_and_send_nothing(tmp_path: Path) -> None:
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", "r1b", iteration=0))
-        for member in sharing.members():
-            member.share = sharing.shared
-        for iteration in (10, 20, 30):
-            await sharing.commit(iteration)
-        assert sharing.iterations() == [30, 20]
-        assert sharing.on_disk() == []
-        first, second = sharing.members()
-        assert (first.num_parts, first.num_asked, second.num_parts, second.num_asked) == (
-            3,
-            0,
-            0,
-            0,
-        )
-        assert [iteration for iteration, _ in sharing.stored] == [10, 20, 30]
-        described = sharing.checkpoints.describe()
-        assert described["folder"] == str(tmp_path / "store")
-        assert sharing.pace.num_bytes == 3 * payload_bytes(sharing, 0), "its own stage alone"
-        assert (described["iteration"], described["problem"]) == (30, None)
-        (path,) = {fields["path"] for fields in sharing.told("checkpoint.written")[-1:]}
-        assert path == str(sharing.stored[-1][1])
-        assert sharing.run.lent == 0
-
-    asyncio.run(test())
-
-
-def test_without_a_member_with_the_store_the_leader_writes_the_part(tmp_path: Path) -> None:
-    """A member without a store is asked once, and then left in peace for a while."""
-
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
-        await sharing.commit(10)
-        await sharing.commit(20)
-        assert sharing.iterations() == [20, 10]
-        assert sharing.on_disk() == []
-        paced = sharing.pace.num_bytes
-        assert paced == 2 * (payload_bytes(sharing, 0) + payload_bytes(sharing, 1))
-        assert not list(sharing.state_dir.rglob("*.safetensors"))
-        assert sharing.told("store.unused") == []
-
-    asyncio.run(test())
-
-
-def test_the_member_with_the_store_writes_though_others_come_first(tmp_path: Path) -> None:
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", "r1b", iteration=0))
-        first, second = sharing.members()
-        second.share = sharing.shared
-        await sharing.commit(10)
-        assert sharing.iterations() == [10]
-        assert (first.num_asked, second.num_parts) == (0, 1)
-
-    asyncio.run(test())
-
-
-def test_training_goes_on_while_a_member_writes(tmp_path: Path) -> None:
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
-        (member,) = sharing.members()
+async def test_members_with_the_store_write_their_parts_and_send_nothing(tmp_path: Path) -> None:
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", "r1b", iteration=0))
+    for member in sharing.members():
         member.share = sharing.shared
-        member.may_send.clear()
-        sharing.run.commit(10)
-        await wait_until(lambda: member.num_parts == 1 and not sharing.run.is_blocked)
-        assert sharing.run.blocked[0] is True
-        sharing.run.commit(11)
-        member.may_send.set()
-        assert sharing.checkpoints._task is not None
-        await sharing.checkpoints._task
-        assert sharing.iterations() == [10]
+    for iteration in (10, 20, 30):
+        await sharing.commit(iteration)
+    assert sharing.iterations() == [30, 20]
+    assert sharing.on_disk() == []
+    first, second = sharing.members()
+    assert (first.num_parts, first.num_asked, second.num_parts, second.num_asked) == (
+        3,
+        0,
+        0,
+        0,
+    )
+    assert [iteration for iteration, _ in sharing.stored] == [10, 20, 30]
+    described = sharing.checkpoints.describe()
+    assert described["folder"] == str(tmp_path / "store")
+    assert sharing.pace.num_bytes == 3 * payload_bytes(sharing, 0), "its own stage alone"
+    assert (described["iteration"], described["problem"]) == (30, None)
+    (path,) = {fields["path"] for fields in sharing.told("checkpoint.written")[-1:]}
+    assert path == str(sharing.stored[-1][1])
+    assert sharing.run.lent == 0
 
-    asyncio.run(test())
+
+async def test_without_a_member_with_the_store_the_leader_writes_the_part(tmp_path: Path) -> None:
+    """A member without a store is asked once, and then left in peace for a while."""
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
+    await sharing.commit(10)
+    await sharing.commit(20)
+    assert sharing.iterations() == [20, 10]
+    assert sharing.on_disk() == []
+    paced = sharing.pace.num_bytes
+    assert paced == 2 * (payload_bytes(sharing, 0) + payload_bytes(sharing, 1))
+    assert not list(sharing.state_dir.rglob("*.safetensors"))
+    assert sharing.told("store.unused") == []
+
+
+async def test_the_member_with_the_store_writes_though_others_come_first(tmp_path: Path) -> None:
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", "r1b", iteration=0))
+    first, second = sharing.members()
+    second.share = sharing.shared
+    await sharing.commit(10)
+    assert sharing.iterations() == [10]
+    assert (first.num_asked, second.num_parts) == (0, 1)
+
+
+async def test_training_goes_on_while_a_member_writes(tmp_path: Path) -> None:
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
+    (member,) = sharing.members()
+    member.share = sharing.shared
+    member.may_send.clear()
+    sharing.run.commit(10)
+    await wait_until(lambda: member.num_parts == 1 and not sharing.run.is_blocked)
+    assert sharing.run.blocked[0] is True
+    sharing.run.commit(11)
+    member.may_send.set()
+    assert sharing.checkpoints._task is not None
+    await sharing.checkpoints._task
+    assert sharing.iterations() == [10]
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
-def test_a_part_that_the_stage_did_not_vote_for_is_not_named(tmp_path: Path) -> None:
+async def test_a_part_that_the_stage_did_not_vote_for_is_not_named(tmp_path: Path) -> None:
     """The leader fetches that stage instead."""
-
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
-        (member,) = sharing.members()
-        member.share = sharing.shared
-        sharing.run.leader.hashes = ((1, "0" * 64),)
-        await sharing.commit(10)
-        (told,) = sharing.told("store.unused")
-        assert "do not hash to what the members voted on" in told["reason"]
-        assert (member.num_parts, member.num_asked) == (1, 1)
-        assert sharing.iterations() == [10]
-        voted = described_hash(parse_description(describe(1, 20)).entries)
-        sharing.run.leader.hashes = ((1, voted),)
-        await sharing.commit(20)
-        assert member.num_asked == 1, "the next one is right"
-        assert sharing.iterations() == [20, 10]
-
-    asyncio.run(test())
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
+    (member,) = sharing.members()
+    member.share = sharing.shared
+    sharing.run.leader.hashes = ((1, "0" * 64),)
+    await sharing.commit(10)
+    (told,) = sharing.told("store.unused")
+    assert "do not hash to what the members voted on" in told["reason"]
+    assert (member.num_parts, member.num_asked) == (1, 1)
+    assert sharing.iterations() == [10]
+    voted = described_hash(parse_description(describe(1, 20)).entries)
+    sharing.run.leader.hashes = ((1, voted),)
+    await sharing.commit(20)
+    assert member.num_asked == 1, "the next one is right"
+    assert sharing.iterations() == [20, 10]
 
 
 @pytest.mark.parametrize("manifest", ['{"tensors": [5]}', describe(0, 10), '{"tensors": []}'])
-def test_a_member_that_describes_another_stage_writes_nothing(
+async def test_a_member_that_describes_another_stage_writes_nothing(
     tmp_path: Path, manifest: str
 ) -> None:
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
-        (member,) = sharing.members()
-        member.share, member.manifest = sharing.shared, manifest
-        await sharing.commit(10)
-        assert len(sharing.told("store.unused")) == 1
-        assert "E-CKP-002" in sharing.run.failures()[0], "it sends the same nonsense"
-        assert sharing.iterations() == sharing.on_disk() == []
-
-    asyncio.run(test())
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
+    (member,) = sharing.members()
+    member.share, member.manifest = sharing.shared, manifest
+    await sharing.commit(10)
+    assert len(sharing.told("store.unused")) == 1
+    assert "E-CKP-002" in sharing.run.failures()[0], "it sends the same nonsense"
+    assert sharing.iterations() == sharing.on_disk() == []
 
 
-def test_a_member_with_another_store_is_told_and_its_stage_is_fetched(tmp_path: Path) -> None:
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
-        (member,) = sharing.members()
-        member.share = SharedCheckpoints(FolderStore(tmp_path / "elsewhere"), RUN_ID)
-        await sharing.commit(10)
-        (told,) = sharing.told("store.unused")
-        assert "do all hosts name the same store?" in told["reason"]
-        assert (told["stage"], member.num_asked) == (1, 1)
-        assert sharing.iterations() == [10]
-
-    asyncio.run(test())
+async def test_a_member_with_another_store_is_told_and_its_stage_is_fetched(tmp_path: Path) -> None:
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
+    (member,) = sharing.members()
+    member.share = SharedCheckpoints(FolderStore(tmp_path / "elsewhere"), RUN_ID)
+    await sharing.commit(10)
+    (told,) = sharing.told("store.unused")
+    assert "do all hosts name the same store?" in told["reason"]
+    assert (told["stage"], member.num_asked) == (1, 1)
+    assert sharing.iterations() == [10]
 
 
 @pytest.mark.parametrize("failing", ["stage-0", "manifest.json", "everything"])
-def test_a_store_that_fails_is_told_and_the_disk_takes_the_checkpoint(
+async def test_a_store_that_fails_is_told_and_the_disk_takes_the_checkpoint(
     tmp_path: Path, failing: str
 ) -> None:
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
-        (member,) = sharing.members()
-        member.share = sharing.shared
-        await sharing.commit(10)
-        store = sharing.store
-        store.lost, store.failing = failing == "everything", failing
-        await sharing.commit(20)
-        (told,) = sharing.told("store.failed")
-        assert "No space left" in told["reason"] or "not connected" in told["reason"]
-        assert "\n" not in told["reason"]
-        assert sharing.on_disk() == [20]
-        assert sharing.checkpoints.last == 20
-        problem = sharing.checkpoints.describe()["problem"]
-        assert problem.startswith("E-CKP-02")
-        assert not sharing.run.is_blocked
-        assert sharing.run.lent == 0
-        store.lost, store.failing = False, ""
-        assert sharing.iterations() == [10], "nothing of 20 counts"
-        assert len(store.names(RUN_ID)) == 1, "nothing is left of it"
-        await sharing.commit(30)
-        assert sharing.iterations() == [30, 10]
-        assert len(store.names(RUN_ID)) == 2
-        assert sharing.checkpoints.describe()["problem"] is None
-
-    asyncio.run(test())
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
+    (member,) = sharing.members()
+    member.share = sharing.shared
+    await sharing.commit(10)
+    store = sharing.store
+    store.lost, store.failing = failing == "everything", failing
+    await sharing.commit(20)
+    (told,) = sharing.told("store.failed")
+    assert "No space left" in told["reason"] or "not connected" in told["reason"]
+    assert "\n" not in told["reason"]
+    assert sharing.on_disk() == [20]
+    assert sharing.checkpoints.last == 20
+    problem = sharing.checkpoints.describe()["problem"]
+    assert problem.startswith("E-CKP-02")
+    assert not sharing.run.is_blocked
+    assert sharing.run.lent == 0
+    store.lost, store.failing = False, ""
+    assert sharing.iterations() == [10], "nothing of 20 counts"
+    assert len(store.names(RUN_ID)) == 1, "nothing is left of it"
+    await sharing.commit(30)
+    assert sharing.iterations() == [30, 10]
+    assert len(store.names(RUN_ID)) == 2
+    assert sharing.checkpoints.describe()["problem"] is None
 
 
-def test_a_part_that_a_member_can_not_write_is_fetched(tmp_path: Path) -> None:
-    async def test() -> None:
-        sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
-        (member,) = sharing.members()
-        own = Store(tmp_path / "store")
-        own.failing = "stage-1"
-        member.share = SharedCheckpoints(own, RUN_ID)
-        await sharing.commit(10)
-        assert "No space left" in sharing.told("store.unused")[0]["reason"]
-        assert sharing.iterations() == [10]
-
-    asyncio.run(test())
+async def test_a_part_that_a_member_can_not_write_is_fetched(tmp_path: Path) -> None:
+    sharing = Sharing(tmp_path, FakeRun(tmp_path, "r1a", iteration=0))
+    (member,) = sharing.members()
+    own = Store(tmp_path / "store")
+    own.failing = "stage-1"
+    member.share = SharedCheckpoints(own, RUN_ID)
+    await sharing.commit(10)
+    assert "No space left" in sharing.told("store.unused")[0]["reason"]
+    assert sharing.iterations() == [10]
 
 
 # --- from the store -------------------------------------------------------------------------------

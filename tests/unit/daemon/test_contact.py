@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -96,165 +95,121 @@ async def find(*addresses: str, by: Membership = ME, avoid_own: bool = False) ->
     return await find_run(addresses, by, avoid_own=avoid_own)
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await test
-
-    asyncio.run(bounded())
-
-
-def test_a_first_contact_that_does_not_lead_names_the_leader() -> None:
-    async def test() -> None:
-        async with Peer(INFO) as peer:
-            contact = await find("127.0.0.1:1", peer.address)
-            assert (contact.leader, contact.leader_address) == (LEADER_ID, "127.0.0.1:99")
-            assert contact.manifest == MANIFEST
-            assert contact.observed_address == "127.0.0.1"
-
-    run(test())
+async def test_a_first_contact_that_does_not_lead_names_the_leader() -> None:
+    async with Peer(INFO) as peer:
+        contact = await find("127.0.0.1:1", peer.address)
+        assert (contact.leader, contact.leader_address) == (LEADER_ID, "127.0.0.1:99")
+        assert contact.manifest == MANIFEST
+        assert contact.observed_address == "127.0.0.1"
 
 
-def test_a_first_contact_that_does_not_know_the_leader_leads_there_through_the_dht() -> None:
-    async def test() -> None:
-        unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
-        async with Peer(unknowing) as peer, Peer(None, LEADER) as leader:
-            value = {"address": leader.address, "term": 1}
-            await leader.dht.bootstrap([peer.address])
-            assert await leader.dht.publish(dht_record.LEADER, value, ttl_s=60) == 1
-            contact = await find(peer.address)
-            assert (contact.leader, contact.leader_address) == (LEADER_ID, leader.address)
-
-    run(test())
+async def test_a_first_contact_that_does_not_know_the_leader_leads_there_through_the_dht() -> None:
+    unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
+    async with Peer(unknowing) as peer, Peer(None, LEADER) as leader:
+        value = {"address": leader.address, "term": 1}
+        await leader.dht.bootstrap([peer.address])
+        assert await leader.dht.publish(dht_record.LEADER, value, ttl_s=60) == 1
+        contact = await find(peer.address)
+        assert (contact.leader, contact.leader_address) == (LEADER_ID, leader.address)
 
 
-def test_nobody_who_knows_the_leader_is_an_error_in_time() -> None:
-    async def test() -> None:
-        unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
-        async with Peer(unknowing) as peer:
-            with pytest.raises(NetworkError, match="does not know the run's leader"):
-                await find(peer.address)
-            assert await find_leader(ME, RUN_ID, (peer.address,), now_s=wall_clock()) is None
-
-    run(test())
+async def test_nobody_who_knows_the_leader_is_an_error_in_time() -> None:
+    unknowing = dataclasses.replace(INFO, leader=None, leader_address="")
+    async with Peer(unknowing) as peer:
+        with pytest.raises(NetworkError, match="does not know the run's leader"):
+            await find(peer.address)
+        assert await find_leader(ME, RUN_ID, (peer.address,), now_s=wall_clock()) is None
 
 
-def test_a_node_that_is_starting_is_told_from_one_that_is_not_there() -> None:
-    async def test() -> None:
-        async with Peer(None) as peer:
-            with pytest.raises(NetworkError, match="E-NET-004"):
-                await find(peer.address)
-        with pytest.raises(NetworkError, match="E-NET-003"):
-            await find("127.0.0.1:1")
-
-    run(test())
+async def test_a_node_that_is_starting_is_told_from_one_that_is_not_there() -> None:
+    async with Peer(None) as peer:
+        with pytest.raises(NetworkError, match="E-NET-004"):
+            await find(peer.address)
+    with pytest.raises(NetworkError, match="E-NET-003"):
+        await find("127.0.0.1:1")
 
 
-def test_what_belongs_to_another_root_is_refused() -> None:
+async def test_what_belongs_to_another_root_is_refused() -> None:
     """Whatever it says: it can't show a certificate that follows from the join string."""
-
-    async def test() -> None:
-        async with Peer(INFO) as peer:
-            foreign = data_node("me", host_key("another root"))
-            with pytest.raises(RejectedError, match="E-REJ-005"):
-                await find_run((peer.address,), foreign)
-
-    run(test())
+    async with Peer(INFO) as peer:
+        foreign = data_node("me", host_key("another root"))
+        with pytest.raises(RejectedError, match="E-REJ-005"):
+            await find_run((peer.address,), foreign)
 
 
-def test_a_run_whose_charter_is_not_for_it_is_refused() -> None:
+async def test_a_run_whose_charter_is_not_for_it_is_refused() -> None:
     """A volunteer that lies about the run gains nothing, even if it is the first to be asked."""
     manifest_json = another(seed=5).to_json()
     foreign = new_charter(data_node("leader", host_key("another root")), RUN_ID, manifest_json)
     forged = volunteer("relay").state("run", INFO.charter.body)
-
-    async def test() -> None:
-        for lie in (
-            dataclasses.replace(INFO, manifest_json=manifest_json),
-            dataclasses.replace(INFO, manifest_json=manifest_json, charter=foreign),
-            dataclasses.replace(INFO, charter=forged),
-        ):
-            async with Peer(lie) as liar, Peer(INFO) as honest:
-                with pytest.raises(MalformedMessageError):
-                    await find(liar.address)
-                assert (await find(liar.address, honest.address)).manifest == MANIFEST
-
-    run(test())
+    for lie in (
+        dataclasses.replace(INFO, manifest_json=manifest_json),
+        dataclasses.replace(INFO, manifest_json=manifest_json, charter=foreign),
+        dataclasses.replace(INFO, charter=forged),
+    ):
+        async with Peer(lie) as liar, Peer(INFO) as honest:
+            with pytest.raises(MalformedMessageError):
+                await find(liar.address)
+            assert (await find(liar.address, honest.address)).manifest == MANIFEST
 
 
 def another(**changes: Any) -> Manifest:
     return dataclasses.replace(MANIFEST, run=dataclasses.replace(MANIFEST.run, **changes))
 
 
-def test_where_another_run_has_got_an_address_the_next_one_is_asked() -> None:
+async def test_where_another_run_has_got_an_address_the_next_one_is_asked() -> None:
     """A data node that has left may lead a run of its own, with the port that is the default."""
-
-    async def test() -> None:
-        other = data_node("other", host_key("another root"))
-        async with Peer(INFO) as right, Peer(INFO, other) as wrong, Peer(None) as starting:
-            contact = await find(wrong.address, right.address)
-            assert contact.addresses == (wrong.address, right.address)
-            for gone in (("127.0.0.1:1", wrong.address), (wrong.address, "127.0.0.1:1")):
-                with pytest.raises(RejectedError, match="E-REJ-005"):
-                    await find(*gone)
-            with pytest.raises(NetworkError, match="E-NET-004"):
-                await find(wrong.address, starting.address)
-
-    run(test())
+    other = data_node("other", host_key("another root"))
+    async with Peer(INFO) as right, Peer(INFO, other) as wrong, Peer(None) as starting:
+        contact = await find(wrong.address, right.address)
+        assert contact.addresses == (wrong.address, right.address)
+        for gone in (("127.0.0.1:1", wrong.address), (wrong.address, "127.0.0.1:1")):
+            with pytest.raises(RejectedError, match="E-REJ-005"):
+                await find(*gone)
+        with pytest.raises(NetworkError, match="E-NET-004"):
+            await find(wrong.address, starting.address)
 
 
-def test_a_run_that_was_resumed_is_found_by_its_members() -> None:
+async def test_a_run_that_was_resumed_is_found_by_its_members() -> None:
     """It has another id and another manifest, but the same root."""
     resumed = dataclasses.replace(MANIFEST, initial_weights="a" * 64, start_iteration=40)
-
-    async def test() -> None:
-        info = told(run_id=RunId("b" * 26), manifest_json=resumed.to_json())
-        async with Peer(info, run_id=info.run_id) as peer:
-            contact = await find(peer.address)
-            assert (contact.run_id, contact.manifest) == (info.run_id, resumed)
-
-    run(test())
+    info = told(run_id=RunId("b" * 26), manifest_json=resumed.to_json())
+    async with Peer(info, run_id=info.run_id) as peer:
+        contact = await find(peer.address)
+        assert (contact.run_id, contact.manifest) == (info.run_id, resumed)
 
 
-def test_the_leaders_own_identity_can_not_join_it() -> None:
+async def test_the_leaders_own_identity_can_not_join_it() -> None:
     """The state folder was copied: a process of that identity lives, and leads."""
-
-    async def test() -> None:
-        async with Peer(None, LEADER) as leader, Peer(None) as member:
-            info = dataclasses.replace(INFO, leader_address=leader.address)
-            member.tell(info)
-            leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
-            for address in (leader.address, member.address):
-                with pytest.raises(ConfigError, match="E-CFG-045"):
-                    await find(address, by=LEADER, avoid_own=True)
-
-    run(test())
+    async with Peer(None, LEADER) as leader, Peer(None) as member:
+        info = dataclasses.replace(INFO, leader_address=leader.address)
+        member.tell(info)
+        leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
+        for address in (leader.address, member.address):
+            with pytest.raises(ConfigError, match="E-CFG-045"):
+                await find(address, by=LEADER, avoid_own=True)
 
 
-def test_who_led_and_was_killed_comes_back_when_another_leads() -> None:
+async def test_who_led_and_was_killed_comes_back_when_another_leads() -> None:
     """Until they have elected one the others name this node, which is not there any more."""
+    said = list[str]()
+    async with Peer(INFO) as member, Peer(INFO, data_node("stranger")) as other:
+        # Nobody listens there, then it is somebody else who does.
+        for address in ("127.0.0.1:1", other.address):
+            info = dataclasses.replace(INFO, leader_address=address)
+            member.tell(info)
+            with pytest.raises(TemporaryError, match=f"E-RUN-011 .* from {address}"):
+                await find("127.0.0.1:1", member.address, by=LEADER, avoid_own=True)
 
-    async def test() -> None:
-        said = list[str]()
-        async with Peer(INFO) as member, Peer(INFO, data_node("stranger")) as other:
-            # Nobody listens there, then it is somebody else who does.
-            for address in ("127.0.0.1:1", other.address):
-                info = dataclasses.replace(INFO, leader_address=address)
-                member.tell(info)
-                with pytest.raises(TemporaryError, match=f"E-RUN-011 .* from {address}"):
-                    await find("127.0.0.1:1", member.address, by=LEADER, avoid_own=True)
+        def elected(text: str) -> None:
+            said.append(text)
+            member.tell(dataclasses.replace(INFO, leader=STRANGER))
 
-            def elected(text: str) -> None:
-                said.append(text)
-                member.tell(dataclasses.replace(INFO, leader=STRANGER))
-
-            contact = await patiently(
-                lambda: find(member.address, by=LEADER, avoid_own=True), elected, pause_s=0.001
-            )
-            assert contact.leader == STRANGER
-            assert ["still take this node for their leader" in line for line in said] == [True]
-
-    run(test())
+        contact = await patiently(
+            lambda: find(member.address, by=LEADER, avoid_own=True), elected, pause_s=0.001
+        )
+        assert contact.leader == STRANGER
+        assert ["still take this node for their leader" in line for line in said] == [True]
 
 
 @pytest.mark.parametrize(
@@ -306,48 +261,38 @@ def test_patience_has_an_end() -> None:
         asyncio.run(patiently(find, lambda _: None, patience_s=0.01, pause_s=0.001))
 
 
-def test_whoever_finds_the_run_goes_by_its_list_of_bans_from_then_on(tmp_path: Path) -> None:
-    async def test() -> None:
-        other, me = new_data_node("other"), new_data_node("me")
-        me.bans = BanBook(me.root, tmp_path)
-        ban(other, STRANGER)
-        async with Peer(INFO, other) as peer:
-            await find(peer.address, by=me)
-        assert not me.bans.allowed(STRANGER)
-        assert not BanBook(me.root, tmp_path).allowed(STRANGER), "it is kept"
-
-    run(test())
+async def test_whoever_finds_the_run_goes_by_its_list_of_bans_from_then_on(tmp_path: Path) -> None:
+    other, me = new_data_node("other"), new_data_node("me")
+    me.bans = BanBook(me.root, tmp_path)
+    ban(other, STRANGER)
+    async with Peer(INFO, other) as peer:
+        await find(peer.address, by=me)
+    assert not me.bans.allowed(STRANGER)
+    assert not BanBook(me.root, tmp_path).allowed(STRANGER), "it is kept"
 
 
-def test_a_list_from_before_an_election_does_not_keep_a_node_from_the_leader() -> None:
+async def test_a_list_from_before_an_election_does_not_keep_a_node_from_the_leader() -> None:
     """Its own list is replaced by what the others have, and a list that bans the leader is not."""
-
-    async def test() -> None:
-        other, me = new_data_node("other"), new_data_node("me")
-        ban(me, LEADER_ID)
-        other.bans.use(me.bans.present)
-        unban(other, LEADER_ID, by="other")
-        async with Peer(INFO, other) as peer:
-            assert (await find(peer.address, by=me)).leader == LEADER_ID
-        assert me.bans.allowed(LEADER_ID)
-        again = new_data_node("me")
-        ban(other, LEADER_ID)
-        async with Peer(INFO, other) as peer:
-            assert (await find(peer.address, by=again)).leader == LEADER_ID
-        assert again.bans.version == 0
-
-    run(test())
+    other, me = new_data_node("other"), new_data_node("me")
+    ban(me, LEADER_ID)
+    other.bans.use(me.bans.present)
+    unban(other, LEADER_ID, by="other")
+    async with Peer(INFO, other) as peer:
+        assert (await find(peer.address, by=me)).leader == LEADER_ID
+    assert me.bans.allowed(LEADER_ID)
+    again = new_data_node("me")
+    ban(other, LEADER_ID)
+    async with Peer(INFO, other) as peer:
+        assert (await find(peer.address, by=again)).leader == LEADER_ID
+    assert again.bans.version == 0
 
 
-def test_a_run_whose_leader_is_banned_is_not_joined() -> None:
-    async def test() -> None:
-        me = new_data_node("me")
-        ban(me, LEADER_ID, reason="it lies")
-        async with Peer(INFO) as peer:
-            with pytest.raises(RejectedError, match=r"E-REJ-021 .* is banned by .*: it lies"):
-                await find(peer.address, by=me)
-
-    run(test())
+async def test_a_run_whose_leader_is_banned_is_not_joined() -> None:
+    me = new_data_node("me")
+    ban(me, LEADER_ID, reason="it lies")
+    async with Peer(INFO) as peer:
+        with pytest.raises(RejectedError, match=r"E-REJ-021 .* is banned by .*: it lies"):
+            await find(peer.address, by=me)
 
 
 @pytest.mark.parametrize(

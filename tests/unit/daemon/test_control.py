@@ -122,7 +122,7 @@ def test_who_waits_while_the_daemon_ends_is_told(tmp_path: Path) -> None:
         serve(tmp_path, lambda: ask(tmp_path, {}, timeout_s=10), close=True)
 
 
-def test_who_answers_may_change_and_the_socket_stays(tmp_path: Path) -> None:
+async def test_who_answers_may_change_and_the_socket_stays(tmp_path: Path) -> None:
     """A node comes back in the same folder: whoever waits for its last life hears of its end."""
     started = asyncio.Event()
 
@@ -130,41 +130,35 @@ def test_who_answers_may_change_and_the_socket_stays(tmp_path: Path) -> None:
         started.set()
         return await asyncio.Event().wait() and {}
 
-    async def main() -> None:
-        def request() -> dict[str, Any]:
-            return ask(tmp_path, {}, timeout_s=10)
+    def request() -> dict[str, Any]:
+        return ask(tmp_path, {}, timeout_s=10)
 
-        server = ControlServer(tmp_path)
-        assert not (tmp_path / SOCKET_NAME).exists()
-        await server.answer_with(hang)
-        waiting = asyncio.create_task(asyncio.to_thread(request))
-        await started.wait()
-        before = (tmp_path / SOCKET_NAME).stat().st_ino
-        await server.answer_with(echo)
-        with pytest.raises(NotRunningError, match="E-RUN-007"):
-            await waiting
-        assert await asyncio.to_thread(request) == {"echo": {}}
-        assert (tmp_path / SOCKET_NAME).stat().st_ino == before
-        await server.close()
-        assert not (tmp_path / SOCKET_NAME).exists()
-
-    asyncio.run(main())
+    server = ControlServer(tmp_path)
+    assert not (tmp_path / SOCKET_NAME).exists()
+    await server.answer_with(hang)
+    waiting = asyncio.create_task(asyncio.to_thread(request))
+    await started.wait()
+    before = (tmp_path / SOCKET_NAME).stat().st_ino
+    await server.answer_with(echo)
+    with pytest.raises(NotRunningError, match="E-RUN-007"):
+        await waiting
+    assert await asyncio.to_thread(request) == {"echo": {}}
+    assert (tmp_path / SOCKET_NAME).stat().st_ino == before
+    await server.close()
+    assert not (tmp_path / SOCKET_NAME).exists()
 
 
 @pytest.mark.parametrize("line", [b"", b"x\n", b"[]\n", b"\xff\n"])
-def test_an_answer_that_is_none_counts_as_no_daemon(tmp_path: Path, line: bytes) -> None:
-    async def main() -> None:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readline()
-            writer.write(line)
-            writer.close()
+async def test_an_answer_that_is_none_counts_as_no_daemon(tmp_path: Path, line: bytes) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(line)
+        writer.close()
 
-        server = await asyncio.start_unix_server(talk, tmp_path / SOCKET_NAME)
-        with pytest.raises(NotRunningError):
-            await asyncio.to_thread(ask, tmp_path, {}, timeout_s=5)
-        server.close()
-
-    asyncio.run(main())
+    server = await asyncio.start_unix_server(talk, tmp_path / SOCKET_NAME)
+    with pytest.raises(NotRunningError):
+        await asyncio.to_thread(ask, tmp_path, {}, timeout_s=5)
+    server.close()
 
 
 def test_a_daemon_that_does_not_answer_is_told_from_none(tmp_path: Path) -> None:

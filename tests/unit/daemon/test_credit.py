@@ -1,6 +1,5 @@
 """What a node counts for its operator, and what becomes of it when the disk fails."""
 
-import asyncio
 import errno
 from pathlib import Path
 from typing import Any, cast
@@ -45,15 +44,11 @@ class Bench:
         self.counter.count(CountWork(1, tuple(sorted(work.items()))))
 
 
-def test_only_own_work_counts_and_is_kept_at_the_end(tmp_path: Path) -> None:
+async def test_only_own_work_counts_and_is_kept_at_the_end(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-
-    async def live() -> None:
-        async with bench.counter:
-            bench.commit(3)
-            bench.commit(0)
-
-    asyncio.run(live())
+    async with bench.counter:
+        bench.commit(3)
+        bench.commit(0)
     (row,) = read_credit(tmp_path).runs.values()
     assert (row.run_name, row.node_name) == ("tiny", "otter")
     assert row.credit.num_microbatches == 3
@@ -70,15 +65,11 @@ def test_only_own_work_counts_and_is_kept_at_the_end(tmp_path: Path) -> None:
     assert not bench.notes
 
 
-def test_a_damaged_ledger_is_told_and_kept(tmp_path: Path) -> None:
+async def test_a_damaged_ledger_is_told_and_kept(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{")
     bench = Bench(tmp_path)
-
-    async def live() -> None:
-        async with bench.counter:
-            bench.commit(3)
-
-    asyncio.run(live())
+    async with bench.counter:
+        bench.commit(3)
     ((event, fields),) = bench.notes
     assert event == "credit.damaged"
     assert (tmp_path / fields["file"]).read_text() == "{"
@@ -86,7 +77,7 @@ def test_a_damaged_ledger_is_told_and_kept(tmp_path: Path) -> None:
     assert read_credit(tmp_path).total.num_microbatches == 3
 
 
-def test_a_full_disk_is_told_once_and_loses_nothing(
+async def test_a_full_disk_is_told_once_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path)
@@ -95,18 +86,15 @@ def test_a_full_disk_is_told_once_and_loses_nothing(
     def full(_: CreditLedger) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def live() -> None:
-        monkeypatch.setattr(CreditLedger, "save", full)
-        async with bench.counter:
-            bench.commit(3)
-            await cast("Any", bench.counter)._save()
-        assert [event for event, _ in bench.notes] == ["credit.unkept"]
-        # The ledger outlives the node, whose successor finds room again.
-        monkeypatch.setattr(CreditLedger, "save", save)
-        async with bench.counter:
-            bench.commit(2)
-
-    asyncio.run(live())
+    monkeypatch.setattr(CreditLedger, "save", full)
+    async with bench.counter:
+        bench.commit(3)
+        await cast("Any", bench.counter)._save()
+    assert [event for event, _ in bench.notes] == ["credit.unkept"]
+    # The ledger outlives the node, whose successor finds room again.
+    monkeypatch.setattr(CreditLedger, "save", save)
+    async with bench.counter:
+        bench.commit(2)
     assert read_credit(tmp_path).total.num_microbatches == 5
 
 

@@ -1,7 +1,8 @@
 """A data node whose data are bad: jobs wait for good blocks, or the node leaves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -130,184 +131,151 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_supply, "PATIENCE_S", 0.0)
 
 
-def run(tmp_path: Path, test: Callable[[Bench], Awaitable[None]]) -> None:
-    async def main() -> None:
-        bench = Bench(tmp_path)
-        async with asyncio.timeout(30), bench.supply:
-            await test(bench)
-
-    asyncio.run(main())
-
-
-def test_jobs_that_read_no_data_pass_as_they_are(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        assert bench.over.submit(Forward(EMBED.microbatch)).done()
-        assert bench.over.ended is bench.compute.ended
-
-    run(tmp_path, test)
+@pytest.fixture(name="bench")
+@asynccontextmanager
+async def _bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path)
+    async with bench.supply:
+        yield bench
 
 
-def test_a_job_runs_again_with_the_blocks_that_it_lacked(tmp_path: Path) -> None:
+async def test_jobs_that_read_no_data_pass_as_they_are(bench: Bench) -> None:
+    assert bench.over.submit(Forward(EMBED.microbatch)).done()
+    assert bench.over.ended is bench.compute.ended
+
+
+async def test_a_job_runs_again_with_the_blocks_that_it_lacked(bench: Bench) -> None:
     """Each file is named once in a while, however many of its blocks are bad."""
-
-    async def test(bench: Bench) -> None:
-        bench.compute.errors = [bench.bad(0, 1), bench.bad(0)]
-        assert (await bench.over.submit(EMBED)).result == Nothing()
-        assert bench.compute.kinds == [Embed, *[GiveBlock] * 2, Embed, GiveBlock, Embed]
-        content = [bench.dataset.reader.read(block) for block in bench.blocks]
-        assert bench.compute.given == [*content, content[0]]
-        assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"] * 2
-        paths = [bench.dataset.blocks.name(block) for block in bench.blocks]
-        assert [fields["path"] for _, fields in bench.notes] == [paths[0]] * 2 + [paths[1]] * 2
-        assert bench.left == []
-        assert bench.arena.used_bytes == 0
-
-    run(tmp_path, test)
+    bench.compute.errors = [bench.bad(0, 1), bench.bad(0)]
+    assert (await bench.over.submit(EMBED)).result == Nothing()
+    assert bench.compute.kinds == [Embed, *[GiveBlock] * 2, Embed, GiveBlock, Embed]
+    content = [bench.dataset.reader.read(block) for block in bench.blocks]
+    assert bench.compute.given == [*content, content[0]]
+    assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"] * 2
+    paths = [bench.dataset.blocks.name(block) for block in bench.blocks]
+    assert [fields["path"] for _, fields in bench.notes] == [paths[0]] * 2 + [paths[1]] * 2
+    assert bench.left == []
+    assert bench.arena.used_bytes == 0
 
 
-def test_another_failure_of_a_job_is_its_own(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        error = {"code": "E-HW-003", "what": "out of memory", "why": "w", "fix": "f"}
-        bench.compute.errors = [JobError(error)]
-        with pytest.raises(JobError, match="E-HW-003"):
-            await bench.over.submit(EMBED)
-        assert bench.left == []
-
-    run(tmp_path, test)
+async def test_another_failure_of_a_job_is_its_own(bench: Bench) -> None:
+    error = {"code": "E-HW-003", "what": "out of memory", "why": "w", "fix": "f"}
+    bench.compute.errors = [JobError(error)]
+    with pytest.raises(JobError, match="E-HW-003"):
+        await bench.over.submit(EMBED)
+    assert bench.left == []
 
 
-async def assert_leaves(bench: Bench) -> None:
-    """Checks that jobs wait until nothing is committed any more, and that the node leaves once."""
-    jobs = [bench.over.submit(EMBED) for _ in range(2)]
-    await wait_until(lambda: bool(bench.left))
-    assert not any(job.done() for job in jobs)
-    bench.supply.give_up()
-    for job in jobs:
-        with pytest.raises(JobError):
-            await job
+def _without(bench: Bench) -> None:
+    bench.path(0).unlink()
+
+
+def _with_silent_store(bench: Bench) -> None:
+    bench.source.lacks_at_once = SILENCE
+    bench.source.num_failures = 10**9
+
+
+def _without_room(bench: Bench) -> None:
+    bench.arena.allocate(bench.arena.size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "spoil", "reason"),
+    [
+        ((0,), _without, r"E-DAT-022 a shard was altered: hash; reading it.*nor did b \("),
+        ((), lambda _: None, "another copy would be no better"),
+        ((0,), _with_silent_store, r"s3://bucket/x can't be read.*no route to host"),
+        ((0,), _without_room, "no room for a good copy"),
+    ],
+    ids=["nobody has it", "no block is bad", "silent store", "no room"],
+)
+async def test_a_node_that_gets_no_good_copy_leaves_with_an_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    blocks: tuple[int, ...],
+    spoil: Callable[[Bench], None],
+    reason: str,
+) -> None:
+    """Its jobs wait until nothing is committed any more, and it leaves once."""
+    monkeypatch.setattr(data_supply, "STORE_PATIENCE_S", 0.0)
+    bench = Bench(tmp_path)
+
+    async def work() -> None:
+        async with bench.supply:
+            spoil(bench)
+            bench.compute.errors = [bench.bad(*blocks), bench.bad(*blocks)]
+            jobs = [bench.over.submit(EMBED) for _ in range(2)]
+            await wait_until(lambda: bool(bench.left))
+            assert not any(job.done() for job in jobs)
+            bench.supply.give_up()
+            for job in jobs:
+                with pytest.raises(JobError):
+                    await job
+
+    with pytest.raises(DataError, match=reason) as caught:
+        await work()
+    assert caught.value.exit_code == 9
     assert bench.left == [0.0]
     assert [event for event, _ in bench.notes].count("data.lost") == 1
 
 
-def test_a_node_whose_data_nobody_has_leaves_with_an_error(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.path(0).unlink()
-        bench.compute.errors = [bench.bad(0), bench.bad(0)]
-        await assert_leaves(bench)
-
-    with pytest.raises(
-        DataError, match="E-DAT-022 a shard was altered: hash; reading it"
-    ) as caught:
-        run(tmp_path, test)
-    assert "nor did b (" in str(caught.value)
-    assert caught.value.exit_code == 9
+async def test_blocks_that_a_store_gives_are_handed_on_without_a_word(bench: Bench) -> None:
+    bench.source.gives_at_once = True
+    bench.compute.errors = [bench.bad(0, 1)]
+    assert (await bench.over.submit(EMBED)).result == Nothing()
+    assert bench.compute.given == [bench.dataset.reader.read(each) for each in bench.blocks]
+    assert bench.notes == []
+    assert bench.source.followed == [MicrobatchId(1, 0, 0)]
 
 
-def test_data_of_which_no_copy_would_be_better_end_it_too(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.compute.errors = [bench.bad(), bench.bad()]
-        await assert_leaves(bench)
-
-    with pytest.raises(DataError, match="another copy would be no better"):
-        run(tmp_path, test)
-
-
-def test_blocks_that_a_store_gives_are_handed_on_without_a_word(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.source.gives_at_once = True
-        bench.compute.errors = [bench.bad(0, 1)]
-        assert (await bench.over.submit(EMBED)).result == Nothing()
-        assert bench.compute.given == [bench.dataset.reader.read(each) for each in bench.blocks]
-        assert bench.notes == []
-        assert bench.source.followed == [MicrobatchId(1, 0, 0)]
-
-    run(tmp_path, test)
-
-
-def test_a_store_that_does_not_answer_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_store_that_does_not_answer_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
     """Longer than for a bad block, which nobody may ever mend."""
     monkeypatch.setattr(data_supply, "_PAUSE_S", 0.001)
-
-    async def test(bench: Bench) -> None:
-        bench.source.lacks_at_once = SILENCE
-        bench.source.num_failures = 20
-        bench.compute.errors = [bench.bad(0)]
-        assert (await bench.over.submit(EMBED)).result == Nothing()
-        assert bench.source.num_failures == 0
-        assert bench.notes == [], "the source tells it"
-        assert bench.left == []
-
-    run(tmp_path, test)
+    bench.source.lacks_at_once = SILENCE
+    bench.source.num_failures = 20
+    bench.compute.errors = [bench.bad(0)]
+    assert (await bench.over.submit(EMBED)).result == Nothing()
+    assert bench.source.num_failures == 0
+    assert bench.notes == [], "the source tells it"
+    assert bench.left == []
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_store(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.source.lacks_at_once = SILENCE
-        bench.source.num_failures = 10**9
-        bench.compute.errors = [bench.bad(0)]
-        job = bench.over.submit(EMBED)
-        await wait_until(lambda: bench.source.num_failures < 10**9)
-        bench.supply.give_up()
-        with pytest.raises(JobError):
-            await job
-        assert bench.left == []
-
-    run(tmp_path, test)
+async def test_the_end_of_a_run_does_not_wait_for_a_store(bench: Bench) -> None:
+    bench.source.lacks_at_once = SILENCE
+    bench.source.num_failures = 10**9
+    bench.compute.errors = [bench.bad(0)]
+    job = bench.over.submit(EMBED)
+    await wait_until(lambda: bench.source.num_failures < 10**9)
+    bench.supply.give_up()
+    with pytest.raises(JobError):
+        await job
+    assert bench.left == []
 
 
-def test_a_store_that_stays_silent_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_supply, "STORE_PATIENCE_S", 0.0)
-
-    async def test(bench: Bench) -> None:
-        bench.source.lacks_at_once = SILENCE
-        bench.source.num_failures = 10**9
-        bench.compute.errors = [bench.bad(0), bench.bad(0)]
-        await assert_leaves(bench)
-
-    with pytest.raises(DataError, match=r"s3://bucket/x can't be read.*no route to host"):
-        run(tmp_path, test)
+async def test_an_object_that_is_gone_is_told_as_damage(bench: Bench) -> None:
+    gone = StoreError("s3://bucket/x", "there is no such object", is_final=True)
+    bench.source.lacks_at_once = gone
+    bench.compute.errors = [bench.bad(0)]
+    assert (await bench.over.submit(EMBED)).result == Nothing()
+    assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"]
+    assert bench.notes[0][1]["reason"] == "there is no such object"
 
 
-def test_an_object_that_is_gone_is_told_as_damage(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        gone = StoreError("s3://bucket/x", "there is no such object", is_final=True)
-        bench.source.lacks_at_once = gone
-        bench.compute.errors = [bench.bad(0)]
-        assert (await bench.over.submit(EMBED)).result == Nothing()
-        assert [event for event, _ in bench.notes] == ["data.damaged", "data.restored"]
-        assert bench.notes[0][1]["reason"] == "there is no such object"
+async def test_only_data_nodes_are_given_blocks_and_only_good_ones(bench: Bench) -> None:
+    read = bench.supply.read_for_peer
+    block = bench.blocks[1]
 
-    run(tmp_path, test)
+    async def ask(sender: NodeId, block: Block) -> bytes | str:
+        return await read(BlockRequest(run_id=RUN, sender=sender, block=block))
 
-
-def test_a_host_without_room_for_a_block_leaves(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.arena.allocate(bench.arena.size_bytes)
-        bench.compute.errors = [bench.bad(0), bench.bad(0)]
-        await assert_leaves(bench)
-
-    with pytest.raises(DataError, match="no room for a good copy"):
-        run(tmp_path, test)
-
-
-def test_only_data_nodes_are_given_blocks_and_only_good_ones(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        read = bench.supply.read_for_peer
-        block = bench.blocks[1]
-
-        async def ask(sender: NodeId, block: Block) -> bytes | str:
-            return await read(BlockRequest(run_id=RUN, sender=sender, block=block))
-
-        assert await ask(OTHER, block) == bench.dataset.reader.read(block)
-        assert await ask(STRANGER, block) == "only data nodes of the run are given data"
-        for other in (Block(2, 0, 10), Block(1, 0, 10), Block(1, 10**6, 10), Block(0, 2, 1198)):
-            assert await ask(OTHER, other) == "the data here have no such block"
-        path = bench.path(1)
-        path.write_bytes(bytes(path.stat().st_size))
-        assert await ask(OTHER, block) == "this node's own copy of it is bad"
-        path.unlink()
-        assert await ask(OTHER, block) == "this node's own copy of it is bad"
-
-    run(tmp_path, test)
+    assert await ask(OTHER, block) == bench.dataset.reader.read(block)
+    assert await ask(STRANGER, block) == "only data nodes of the run are given data"
+    for other in (Block(2, 0, 10), Block(1, 0, 10), Block(1, 10**6, 10), Block(0, 2, 1198)):
+        assert await ask(OTHER, other) == "the data here have no such block"
+    path = bench.path(1)
+    path.write_bytes(bytes(path.stat().st_size))
+    assert await ask(OTHER, block) == "this node's own copy of it is bad"
+    path.unlink()
+    assert await ask(OTHER, block) == "this node's own copy of it is bad"

@@ -1,7 +1,7 @@
 """Blocks from an object store, ahead of use: in order, checked, and without a hang or a flood."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -62,185 +62,155 @@ def store(tmp_path: Path) -> Iterator[type[FailingFileSystem]]:
     FailingFileSystem.calm()
 
 
-def run(
-    folder: Path, test: Callable[[Bench], Awaitable[None]], *, limit_bytes: int = 2**30
-) -> Bench:
-    bench = Bench(folder, limit_bytes)
-
-    async def main() -> None:
-        async with asyncio.timeout(60):
-            try:
-                await test(bench)
-            finally:
-                await bench.source.close()
-
-    asyncio.run(main())
-    return bench
+@pytest.fixture(name="bench")
+@asynccontextmanager
+async def _bench(tmp_path: Path, store: object) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path, limit_bytes=2**30)
+    try:
+        yield bench
+    finally:
+        await bench.source.close()
 
 
-def test_later_microbatches_are_fetched_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_later_microbatches_are_fetched_in_their_order(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
     """As far ahead as is allowed, no further, and each block once."""
     monkeypatch.setattr(block_source, "AHEAD_BLOCKS", 8)
-
-    async def test(bench: Bench) -> None:
-        bench.source.follow(MicrobatchId(1, 0, 0))
-        ahead = [(1, 1), (2, 0), (2, 1), (3, 0)]
-        await wait_until(lambda: all(bench.holds(*each) for each in ahead))
-        assert not bench.holds(3, 1)
-        bench.source.follow(MicrobatchId(1, 0, 1))
-        await wait_until(lambda: bench.holds(3, 1))
-        assert not bench.holds(4, 0)
-        bench.source.follow(MicrobatchId(9, 0, 0))
-        await wait_until(lambda: bench.holds(11, 0))
-        assert not bench.holds(6, 0), "it has been left behind"
-        bench.source.follow(MicrobatchId(20, 0, 0))
-        await wait_until(lambda: bench.holds(22, 0))
-        bench.source.follow(MicrobatchId(5, 0, 1))
-        await wait_until(lambda: bench.holds(6, 0))
-
-    run(tmp_path, test)
+    bench.source.follow(MicrobatchId(1, 0, 0))
+    ahead = [(1, 1), (2, 0), (2, 1), (3, 0)]
+    await wait_until(lambda: all(bench.holds(*each) for each in ahead))
+    assert not bench.holds(3, 1)
+    bench.source.follow(MicrobatchId(1, 0, 1))
+    await wait_until(lambda: bench.holds(3, 1))
+    assert not bench.holds(4, 0)
+    bench.source.follow(MicrobatchId(9, 0, 0))
+    await wait_until(lambda: bench.holds(11, 0))
+    assert not bench.holds(6, 0), "it has been left behind"
+    bench.source.follow(MicrobatchId(20, 0, 0))
+    await wait_until(lambda: bench.holds(22, 0))
+    bench.source.follow(MicrobatchId(5, 0, 1))
+    await wait_until(lambda: bench.holds(6, 0))
     assert max(FailingFileSystem.asked.values()) == 1
 
 
-def test_a_small_cache_bounds_how_far_ahead(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.source.follow(MicrobatchId(1, 0, 0))
-        await wait_until(lambda: bench.holds(1, 1))
-        assert not bench.holds(2, 1)
-
-    bench = run(tmp_path, test, limit_bytes=1000)
+async def test_a_small_cache_bounds_how_far_ahead(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, limit_bytes=1000)
+    bench.source.follow(MicrobatchId(1, 0, 0))
+    await wait_until(lambda: bench.holds(1, 1))
+    assert not bench.holds(2, 1)
+    await bench.source.close()
     small = {"path": str(tmp_path / "cache"), "limit": "0.0 MiB", "needed": "0.1 MiB"}
     assert bench.notes == [("data.cache_small", small)]
 
 
-def test_a_store_out_of_reach_is_told_once_and_tried_after_pauses(
-    tmp_path: Path, store: type[FailingFileSystem]
+async def test_a_store_out_of_reach_is_told_once_and_tried_after_pauses(
+    store: type[FailingFileSystem], bench: Bench
 ) -> None:
-    async def test(bench: Bench) -> None:
-        blocks = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)
-        kept = await bench.source.fetch(blocks[0])
-        store.error = ConnectionError("no route to host")
-        store.asked.clear()
-        found = await bench.source.at_once(blocks[1:])
-        assert {type(each) for each in found.values()} == {StoreError}
-        asked = store.asked.total()
-        for _ in range(5):
-            with pytest.raises(StoreError, match="no route"):
-                await bench.source.fetch(blocks[1])
-        assert store.asked.total() == asked, "it pauses"
-        assert await bench.source.fetch(blocks[0]) == kept, "it is in the cache"
-        bench.now_s += 60.0
+    blocks = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)
+    kept = await bench.source.fetch(blocks[0])
+    store.error = ConnectionError("no route to host")
+    store.asked.clear()
+    found = await bench.source.at_once(blocks[1:])
+    assert {type(each) for each in found.values()} == {StoreError}
+    asked = store.asked.total()
+    for _ in range(5):
         with pytest.raises(StoreError, match="no route"):
             await bench.source.fetch(blocks[1])
-        assert store.asked.total() == asked + 1
-        store.error = None
-        bench.now_s += 60.0
+    assert store.asked.total() == asked, "it pauses"
+    assert await bench.source.fetch(blocks[0]) == kept, "it is in the cache"
+    bench.now_s += 60.0
+    with pytest.raises(StoreError, match="no route"):
         await bench.source.fetch(blocks[1])
-        assert [event for event, _ in bench.notes] == ["data.unreachable", "data.reachable"]
-        assert bench.notes[0][1] == {"path": URL, "reason": "no route to host"}
+    assert store.asked.total() == asked + 1
+    store.error = None
+    bench.now_s += 60.0
+    await bench.source.fetch(blocks[1])
+    assert [event for event, _ in bench.notes] == ["data.unreachable", "data.reachable"]
+    assert bench.notes[0][1] == {"path": URL, "reason": "no route to host"}
 
-    run(tmp_path, test)
 
-
-def test_reading_ahead_goes_on_when_the_store_does(
-    tmp_path: Path, store: type[FailingFileSystem], monkeypatch: pytest.MonkeyPatch
+async def test_reading_ahead_goes_on_when_the_store_does(
+    store: type[FailingFileSystem], monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
     monkeypatch.setattr(block_source, "_PAUSE_MAX_S", 0.0)
     monkeypatch.setattr(block_source, "_LOOK_S", 0.001)
     store.error = ConnectionError("no route to host")
-
-    async def test(bench: Bench) -> None:
-        bench.source.follow(MicrobatchId(1, 0, 0))
-        await wait_until(lambda: bool(bench.notes))
-        store.error = None
-        await wait_until(lambda: bench.holds(1, 1) and bench.holds(5, 0))
-
-    run(tmp_path, test)
+    bench.source.follow(MicrobatchId(1, 0, 0))
+    await wait_until(lambda: bool(bench.notes))
+    store.error = None
+    await wait_until(lambda: bench.holds(1, 1) and bench.holds(5, 0))
 
 
-def test_a_store_that_does_not_answer_is_given_up_in_time(
-    tmp_path: Path, store: type[FailingFileSystem], monkeypatch: pytest.MonkeyPatch
+async def test_a_store_that_does_not_answer_is_given_up_in_time(
+    store: type[FailingFileSystem], monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
     """Its requests go on in their threads, but they don't pile up."""
     monkeypatch.setattr(block_source, "_FETCH_S", 0.01)
     monkeypatch.setattr(block_source, "_THREADS_MAX", 2)
     store.may_answer.clear()
-
-    async def test(bench: Bench) -> None:
-        blocks = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)
-        try:
-            for reason in ("no answer in", "no answer in", "2 requests are unanswered"):
-                bench.now_s += 60.0
-                with pytest.raises(StoreError, match=reason):
-                    await bench.source.fetch(blocks[0])
-        finally:
-            store.may_answer.set()
-        bench.now_s += 60.0
-        monkeypatch.setattr(block_source, "_FETCH_S", 30.0)
-        await wait_until(lambda: store.asked.total() > 0)
-        while not bench.holds(1, 0):
+    blocks = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)
+    try:
+        for reason in ("no answer in", "no answer in", "2 requests are unanswered"):
             bench.now_s += 60.0
-            await bench.source.at_once(blocks)
+            with pytest.raises(StoreError, match=reason):
+                await bench.source.fetch(blocks[0])
+    finally:
+        store.may_answer.set()
+    bench.now_s += 60.0
+    monkeypatch.setattr(block_source, "_FETCH_S", 30.0)
+    await wait_until(lambda: store.asked.total() > 0)
+    while not bench.holds(1, 0):
+        bench.now_s += 60.0
+        await bench.source.at_once(blocks)
 
-    run(tmp_path, test)
 
-
-def test_an_answer_that_comes_too_late_is_there_for_the_next_question(
-    tmp_path: Path, store: type[FailingFileSystem], monkeypatch: pytest.MonkeyPatch
+async def test_an_answer_that_comes_too_late_is_there_for_the_next_question(
+    tmp_path: Path, store: type[FailingFileSystem], monkeypatch: pytest.MonkeyPatch, bench: Bench
 ) -> None:
     """Otherwise a store that always takes a little too long would never give anything."""
     monkeypatch.setattr(block_source, "_FETCH_S", 0.01)
     store.may_answer.clear()
-
-    async def test(bench: Bench) -> None:
-        block = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)[0]
-        cache = bench.reader.cache
-        assert cache is not None
-        try:
-            with pytest.raises(StoreError, match="no answer in"):
-                await bench.source.fetch(block)
-        finally:
-            store.may_answer.set()
-        await wait_until(lambda: cache.path(block).exists())
-        store.error = ConnectionError("no route to host")
-        with Dataset.open(tmp_path / "own") as own:
-            assert await bench.source.fetch(block) == own.reader.read(block)
-
-    run(tmp_path, test)
-
-
-def test_damage_is_told_apart_from_silence(tmp_path: Path, store: type[FailingFileSystem]) -> None:
-    async def test(bench: Bench) -> None:
-        block = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)[0]
-        file = bench.dataset.index.shards[block.shard_index].file
-        store.corrupt[file] = 2
-        with pytest.raises(BlockError, match=f"{URL}/{file} was altered"):
+    block = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)[0]
+    cache = bench.reader.cache
+    assert cache is not None
+    try:
+        with pytest.raises(StoreError, match="no answer in"):
             await bench.source.fetch(block)
-        store.error = FileNotFoundError(file)
-        with pytest.raises(StoreError, match=f"{URL}/{file} .*there is no such object"):
-            await bench.source.fetch(block)
-        store.error = None
-        with Dataset.open(tmp_path / "own") as own:
-            assert await bench.source.fetch(block) == own.reader.read(block)
-        assert bench.notes == []
-
-    run(tmp_path, test)
+    finally:
+        store.may_answer.set()
+    await wait_until(lambda: cache.path(block).exists())
+    store.error = ConnectionError("no route to host")
+    with Dataset.open(tmp_path / "own") as own:
+        assert await bench.source.fetch(block) == own.reader.read(block)
 
 
-def test_a_full_disk_is_told_and_blocks_come_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_damage_is_told_apart_from_silence(
+    tmp_path: Path, store: type[FailingFileSystem], bench: Bench
 ) -> None:
-    async def test(bench: Bench) -> None:
-        def refuse(*_: object) -> None:
-            raise OSError(28, "No space left on device")
+    block = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)[0]
+    file = bench.dataset.index.shards[block.shard_index].file
+    store.corrupt[file] = 2
+    with pytest.raises(BlockError, match=f"{URL}/{file} was altered"):
+        await bench.source.fetch(block)
+    store.error = FileNotFoundError(file)
+    with pytest.raises(StoreError, match=f"{URL}/{file} .*there is no such object"):
+        await bench.source.fetch(block)
+    store.error = None
+    with Dataset.open(tmp_path / "own") as own:
+        assert await bench.source.fetch(block) == own.reader.read(block)
+    assert bench.notes == []
 
-        monkeypatch.setattr(bench.reader, "keep", refuse)
-        blocks = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)
-        found = await bench.source.at_once(blocks)
-        assert all(isinstance(each, bytes) for each in found.values())
-        assert [event for event, _ in bench.notes] == ["data.uncached"]
-        assert bench.notes[0][1]["reason"] == "No space left on device"
 
-    run(tmp_path, test)
+async def test_a_full_disk_is_told_and_blocks_come_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, bench: Bench
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(bench.reader, "keep", refuse)
+    blocks = bench.dataset.blocks_of(MicrobatchId(1, 0, 0), BATCH, SEED)
+    found = await bench.source.at_once(blocks)
+    assert all(isinstance(each, bytes) for each in found.values())
+    assert [event for event, _ in bench.notes] == ["data.uncached"]
+    assert bench.notes[0][1]["reason"] == "No space left on device"

@@ -39,31 +39,23 @@ async def found(
     )
 
 
-def test_a_run_that_another_node_leads_is_found() -> None:
+async def test_a_run_that_another_node_leads_is_found() -> None:
     """Whichever member is asked; members that are gone don't matter."""
-
-    async def test() -> None:
-        async with Peer(None, LEADER) as leader, Peer(None) as relay:
-            info = dataclasses.replace(INFO, leader_address=leader.address)
-            leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
-            relay.tell(info)
-            for asked in (leader, relay):
-                assert await found(GONE, asked.address) == Elsewhere(leader.address, answers=True)
-
-    asyncio.run(test())
+    async with Peer(None, LEADER) as leader, Peer(None) as relay:
+        info = dataclasses.replace(INFO, leader_address=leader.address)
+        leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
+        relay.tell(info)
+        for asked in (leader, relay):
+            assert await found(GONE, asked.address) == Elsewhere(leader.address, answers=True)
 
 
-def test_a_leader_with_this_hosts_identity_is_found_where_it_was_copied_from() -> None:
+async def test_a_leader_with_this_hosts_identity_is_found_where_it_was_copied_from() -> None:
     """The state folder was moved to this host, and the leader goes on at the old one."""
-
-    async def test() -> None:
-        async with Peer(None, ME) as old, Peer(None) as relay:
-            info = dataclasses.replace(INFO, leader=OWN, leader_address=old.address)
-            old.tell(dataclasses.replace(info, node_id=OWN))
-            relay.tell(info)
-            assert await found(relay.address) == Elsewhere(old.address, answers=True)
-
-    asyncio.run(test())
+    async with Peer(None, ME) as old, Peer(None) as relay:
+        info = dataclasses.replace(INFO, leader=OWN, leader_address=old.address)
+        old.tell(dataclasses.replace(info, node_id=OWN))
+        relay.tell(info)
+        assert await found(relay.address) == Elsewhere(old.address, answers=True)
 
 
 @pytest.mark.parametrize(
@@ -76,65 +68,51 @@ def test_a_leader_with_this_hosts_identity_is_found_where_it_was_copied_from() -
     ],
     ids=["starting", "electing", "led by us", "nonsense"],
 )
-def test_a_member_that_knows_no_other_leader_holds_nothing_up(info: HelloInfo | None) -> None:
-    async def test() -> None:
-        async with Peer(info) as member:
-            assert await found(member.address, patience_s=1000.0) is None
-
-    asyncio.run(test())
+async def test_a_member_that_knows_no_other_leader_holds_nothing_up(info: HelloInfo | None) -> None:
+    async with Peer(info) as member:
+        assert await found(member.address, patience_s=1000.0) is None
 
 
-def test_a_leader_that_members_name_counts_even_if_it_does_not_answer_this_host() -> None:
+async def test_a_leader_that_members_name_counts_even_if_it_does_not_answer_this_host() -> None:
     """Others may have a way to it that this host has not."""
-
-    async def test() -> None:
-        async with Peer(dataclasses.replace(INFO, leader_address=GONE)) as member:
-            assert await found(member.address) == Elsewhere(GONE, answers=False)
-
-    asyncio.run(test())
+    async with Peer(dataclasses.replace(INFO, leader_address=GONE)) as member:
+        assert await found(member.address) == Elsewhere(GONE, answers=False)
 
 
-def test_hosts_that_do_not_answer_hold_nothing_up_unless_they_may_lead(
+async def test_hosts_that_do_not_answer_hold_nothing_up_unless_they_may_lead(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "TIMEOUT_S", 0.05)
     accepted: list[bool] = []
 
-    async def test() -> None:
-        async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            accepted.append(True)
-            await ended.wait()
-            writer.close()
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(True)
+        await ended.wait()
+        writer.close()
 
-        ended = asyncio.Event()
-        silent = await asyncio.start_server(accept, "127.0.0.1", 0)
-        address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-        async with asyncio.timeout(20):
-            assert await found(address, silence_max_s=1000.0) is None
-            once = len(accepted)
-            assert await found(address, several=True, silence_max_s=0.3) is None
-        assert len(accepted) > once + 1, "it is asked again"
-        ended.set()
-        silent.close()
-
-    asyncio.run(test())
+    ended = asyncio.Event()
+    silent = await asyncio.start_server(accept, "127.0.0.1", 0)
+    address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    async with asyncio.timeout(20):
+        assert await found(address, silence_max_s=1000.0) is None
+        once = len(accepted)
+        assert await found(address, several=True, silence_max_s=0.3) is None
+    assert len(accepted) > once + 1, "it is asked again"
+    ended.set()
+    silent.close()
 
 
-def test_members_are_given_time_to_elect_another_leader() -> None:
+async def test_members_are_given_time_to_elect_another_leader() -> None:
     """A leader that was killed is back before the others have noticed."""
-
-    async def test() -> None:
-        async with Peer(None, LEADER) as leader, Peer(None) as relay:
-            info = dataclasses.replace(ELECTS, leader_address=leader.address)
-            leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
-            relay.tell(dataclasses.replace(info, leader=OWN, leader_address=GONE))
-            search = found(GONE, relay.address, patience_s=1000.0)
-            finding = asyncio.create_task(search)
-            assert await found(relay.address) is None
-            relay.tell(info)
-            assert await finding == Elsewhere(leader.address, answers=True)
-
-    asyncio.run(test())
+    async with Peer(None, LEADER) as leader, Peer(None) as relay:
+        info = dataclasses.replace(ELECTS, leader_address=leader.address)
+        leader.tell(dataclasses.replace(info, node_id=LEADER_ID))
+        relay.tell(dataclasses.replace(info, leader=OWN, leader_address=GONE))
+        search = found(GONE, relay.address, patience_s=1000.0)
+        finding = asyncio.create_task(search)
+        assert await found(relay.address) is None
+        relay.tell(info)
+        assert await finding == Elsewhere(leader.address, answers=True)
 
 
 def test_nobody_is_waited_for_where_nobody_is() -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,78 +76,70 @@ def _write(folder: Path) -> None:
     (folder / "model").write_text("weights")
 
 
-def run(test: Callable[[Bench], Any], bench: Callable[[], Bench]) -> None:
-    async def whole() -> None:
-        made = bench()
-        try:
-            await test(made)
-        finally:
-            await made.evaluations.close()
-
-    asyncio.run(whole())
+@pytest.fixture(name="program")
+def _program() -> str:
+    return SAYS
 
 
-def test_the_model_is_evaluated_every_so_many_iterations(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        for iteration in range(1, 10):
-            bench.commit(iteration)
-        assert bench.evaluations.describe() == {"last": None, "problem": None}
-        bench.commit(10)
-        fields = await bench.told(1)
-        assert (fields["iteration"], fields["loss"], fields["num_tokens"]) == (10, 2.0, 64)
-        last = bench.evaluations.describe()["last"]
-        assert (last["iteration"], last["perplexity"]) == (10, 7.3891)
-        bench.commit(19)
-        bench.commit(23)
-        assert (await bench.told(2))["iteration"] == 23
-        assert [event for event, _ in bench.notes] == ["evaluation.done"] * 2
-
-    run(test, lambda: Bench(tmp_path))
-
-
-def test_what_a_failed_evaluation_said_is_shown_until_one_succeeds(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.commit(10)
-        assert (await bench.told(1))["reason"] == "E-DAT-043: what went wrong"
-        assert bench.evaluations.describe()["problem"] == "E-DAT-043: what went wrong"
-        bench.error = NetworkError("stage 1 has no member", why="w", fix="f", code="E-NET-001")
-        bench.commit(20)
-        assert "stage 1 has no member" in (await bench.told(2))["reason"]
-        bench.error = OSError(28, "No space left on device")
-        bench.commit(30)
-        assert "No space left" in (await bench.told(3))["reason"]
-        assert [event for event, _ in bench.notes] == ["evaluation.failed"] * 3
-
-    run(test, lambda: Bench(tmp_path, FAILS))
-
-
-def test_an_answer_that_is_no_answer_is_a_failure(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.commit(10)
-        await bench.told(1)
-        assert bench.notes[0][0] == "evaluation.failed"
-
-    run(test, lambda: Bench(tmp_path, "print('{}')"))
-
-
-def test_an_evaluation_in_hand_delays_the_next_and_ends_with_the_leader(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.commit(10)
-        await wait_until(bench.folder.exists)
-        bench.commit(20)
+@pytest.fixture(name="bench")
+@asynccontextmanager
+async def _bench(tmp_path: Path, program: str) -> AsyncIterator[Bench]:
+    bench = Bench(tmp_path, program)
+    try:
+        yield bench
+    finally:
         await bench.evaluations.close()
-        assert not bench.folder.exists()
-        assert bench.notes == []
 
-    run(test, lambda: Bench(tmp_path, HANGS))
+
+async def test_the_model_is_evaluated_every_so_many_iterations(bench: Bench) -> None:
+    for iteration in range(1, 10):
+        bench.commit(iteration)
+    assert bench.evaluations.describe() == {"last": None, "problem": None}
+    bench.commit(10)
+    fields = await bench.told(1)
+    assert (fields["iteration"], fields["loss"], fields["num_tokens"]) == (10, 2.0, 64)
+    last = bench.evaluations.describe()["last"]
+    assert (last["iteration"], last["perplexity"]) == (10, 7.3891)
+    bench.commit(19)
+    bench.commit(23)
+    assert (await bench.told(2))["iteration"] == 23
+    assert [event for event, _ in bench.notes] == ["evaluation.done"] * 2
+
+
+@pytest.mark.parametrize("program", [FAILS])
+async def test_what_a_failed_evaluation_said_is_shown_until_one_succeeds(bench: Bench) -> None:
+    bench.commit(10)
+    assert (await bench.told(1))["reason"] == "E-DAT-043: what went wrong"
+    assert bench.evaluations.describe()["problem"] == "E-DAT-043: what went wrong"
+    bench.error = NetworkError("stage 1 has no member", why="w", fix="f", code="E-NET-001")
+    bench.commit(20)
+    assert "stage 1 has no member" in (await bench.told(2))["reason"]
+    bench.error = OSError(28, "No space left on device")
+    bench.commit(30)
+    assert "No space left" in (await bench.told(3))["reason"]
+    assert [event for event, _ in bench.notes] == ["evaluation.failed"] * 3
+
+
+@pytest.mark.parametrize("program", ["print('{}')"])
+async def test_an_answer_that_is_no_answer_is_a_failure(bench: Bench) -> None:
+    bench.commit(10)
+    await bench.told(1)
+    assert bench.notes[0][0] == "evaluation.failed"
+
+
+@pytest.mark.parametrize("program", [HANGS])
+async def test_an_evaluation_in_hand_delays_the_next_and_ends_with_the_leader(bench: Bench) -> None:
+    bench.commit(10)
+    await wait_until(bench.folder.exists)
+    bench.commit(20)
+    await bench.evaluations.close()
+    assert not bench.folder.exists()
+    assert bench.notes == []
 
 
 def test_nothing_is_evaluated_where_nothing_is_held_out(tmp_path: Path) -> None:
-    async def test(bench: Bench) -> None:
-        bench.commit(10)
-        assert not bench.progress.on_commit
-
-    run(test, lambda: Bench(tmp_path, every=0))
+    bench = Bench(tmp_path, every=0)
+    assert not bench.progress.on_commit
 
 
 @pytest.mark.parametrize(

@@ -78,23 +78,19 @@ def test_a_manager_hears_that_the_daemon_is_ready_once(tmp_path: Path, *, abstra
     notifier.ready()
 
 
-def test_a_daemon_is_said_to_be_well_only_while_it_is(tmp_path: Path) -> None:
+async def test_a_daemon_is_said_to_be_well_only_while_it_is(tmp_path: Path) -> None:
     name = str(tmp_path / "notify")
-
-    async def test() -> None:
-        daemon = Daemon()
-        with manager(name) as listener:
-            well = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 3, listener)
-            status = "STATUS=training, stage 1, iteration 12"
-            assert well == [[status, "WATCHDOG=1"]] * len(well)
-            daemon.healthy = False
-            ill = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 3, listener)
-            assert ill == [[status]] * len(ill)
-            daemon.leaving.set()
-            leaves = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 2, listener)
-            assert leaves[0] == [status, "STOPPING=1"]
-
-    asyncio.run(test())
+    daemon = Daemon()
+    with manager(name) as listener:
+        well = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 3, listener)
+        status = "STATUS=training, stage 1, iteration 12"
+        assert well == [[status, "WATCHDOG=1"]] * len(well)
+        daemon.healthy = False
+        ill = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 3, listener)
+        assert ill == [[status]] * len(ill)
+        daemon.leaving.set()
+        leaves = await tell({"NOTIFY_SOCKET": name, **RUNS_WATCHED}, daemon, 2, listener)
+        assert leaves[0] == [status, "STOPPING=1"]
 
 
 @pytest.mark.parametrize(
@@ -120,20 +116,17 @@ def test_without_a_manager_nothing_is_said() -> None:
     asyncio.run(notifier.keep_telling(lambda: "", lambda: True, asyncio.Event()))
 
 
-def test_a_node_whose_core_is_not_stepped_is_not_well(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path, leads=False) as node:
-            presence = node.frontend
-            assert presence.healthy, "it has no core yet"
-            assert presence.describe() == "starting, iteration 0"
-            now_s = asyncio.get_running_loop().time()
-            facts = SimpleNamespace(deadline_s=now_s - 1.0)
-            stopped = asyncio.get_running_loop().create_future()
-            give_driver(node, SimpleNamespace(facts=facts, stopped=stopped))
-            assert presence.healthy, "a busy host is late"
-            facts.deadline_s = now_s - 60.0
-            assert not presence.healthy
-            stopped.set_result(None)
-            assert presence.healthy, "there is nothing to do"
-
-    asyncio.run(test())
+async def test_a_node_whose_core_is_not_stepped_is_not_well(tmp_path: Path) -> None:
+    with make_node(tmp_path, leads=False) as node:
+        presence = node.frontend
+        assert presence.healthy, "it has no core yet"
+        assert presence.describe() == "starting, iteration 0"
+        now_s = asyncio.get_running_loop().time()
+        facts = SimpleNamespace(deadline_s=now_s - 1.0)
+        stopped = asyncio.get_running_loop().create_future()
+        give_driver(node, SimpleNamespace(facts=facts, stopped=stopped))
+        assert presence.healthy, "a busy host is late"
+        facts.deadline_s = now_s - 60.0
+        assert not presence.healthy
+        stopped.set_result(None)
+        assert presence.healthy, "there is nothing to do"

@@ -1,7 +1,8 @@
 """Between peers and driver: what is let in, what is dropped, and who is remembered."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -70,10 +71,12 @@ class FakeDialBack:
 class FakeDriver:
     """Takes everything."""
 
-    def __init__(self, *, leads: bool = True) -> None:
+    gateway: Gateway
+
+    def __init__(self) -> None:
         self.known: dict[NodeId, object] = {}
         """The candidates of the leader's machine."""
-        leading = SimpleNamespace(candidates=self.known) if leads else None
+        leading: Any = SimpleNamespace(candidates=self.known)
         self.facts = SimpleNamespace(leading=leading, view=SimpleNamespace(num_stages=3, leader=ME))
         self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.part_bytes_max = 100
@@ -143,20 +146,17 @@ def make_gateway() -> Gateway:
     )
 
 
-def run(
-    test: Callable[[Gateway, FakeDriver], Coroutine[Any, Any, None]], *, leads: bool = True
-) -> None:
-    async def main() -> None:
-        gateway, driver = make_gateway(), FakeDriver(leads=leads)
-        gateway._dial_back = cast("DialBack", FakeDialBack())
-        gateway.attach(cast("NodeDriver", driver))
-        try:
-            async with asyncio.timeout(10):
-                await test(gateway, driver)
-        finally:
-            await gateway.close()
-
-    asyncio.run(main())
+@pytest.fixture(name="driver")
+@asynccontextmanager
+async def _driver() -> AsyncIterator[FakeDriver]:
+    gateway, driver = make_gateway(), FakeDriver()
+    gateway._dial_back = cast("DialBack", FakeDialBack())
+    gateway.attach(cast("NodeDriver", driver))
+    driver.gateway = gateway
+    try:
+        yield driver
+    finally:
+        await gateway.close()
 
 
 def offer(address: str = "127.0.0.1:7", name: str = "merry-marlin") -> Join:
@@ -189,56 +189,46 @@ def member(node: NodeId, address: str = "127.0.0.1:9", name: str = "calm-crane")
     )
 
 
-def test_nothing_is_taken_in_before_the_core_runs() -> None:
-    async def main() -> None:
-        gateway = make_gateway()
-        gateway.deliver(said(CanTake(Iteration(1, 1))))
-        activation = ForwardActivation(Iteration(1, 1), M, FLOW, (PEER,))
-        assert gateway.allocate(said(activation), SIZE) is None
-        request = StateRequest(
-            run_id=RUN, sender=PEER, stage_index=1, iteration=1, with_optimizer=True
-        )
-        assert await gateway.state(request) == "this node is starting"
-
-    asyncio.run(main())
+async def test_nothing_is_taken_in_before_the_core_runs() -> None:
+    gateway = make_gateway()
+    gateway.deliver(said(CanTake(Iteration(1, 1))))
+    activation = ForwardActivation(Iteration(1, 1), M, FLOW, (PEER,))
+    assert gateway.allocate(said(activation), SIZE) is None
+    request = StateRequest(run_id=RUN, sender=PEER, stage_index=1, iteration=1, with_optimizer=True)
+    assert await gateway.state(request) == "this node is starting"
 
 
-def test_a_node_that_gets_ready_hears_afterwards_that_the_run_has_ended() -> None:
+async def test_a_node_that_gets_ready_hears_afterwards_that_the_run_has_ended() -> None:
     """Only that: whatever else came is said again."""
-
-    async def main() -> None:
-        gateway, driver = make_gateway(), FakeDriver()
-        over = Refuse("enough", over=True)
-        for message in (CanTake(Iteration(1, 1)), Refuse("full"), over):
-            gateway.deliver(said(message))
-        gateway.attach(cast("NodeDriver", driver))
-        assert driver.events == [], "the core is not started yet"
-        await asyncio.sleep(0)
-        assert driver.events == [Received(PEER, over, term=1)]
-        await gateway.client.close()
-
-    asyncio.run(main())
+    gateway, driver = make_gateway(), FakeDriver()
+    over = Refuse("enough", over=True)
+    for message in (CanTake(Iteration(1, 1)), Refuse("full"), over):
+        gateway.deliver(said(message))
+    gateway.attach(cast("NodeDriver", driver))
+    assert driver.events == [], "the core is not started yet"
+    await asyncio.sleep(0)
+    assert driver.events == [Received(PEER, over, term=1)]
+    await gateway.client.close()
 
 
-def test_the_end_of_the_run_is_told_to_those_who_get_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_of_the_run_is_told_to_those_who_get_ready(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
+) -> None:
     """Members and candidates hear of it from the core. Strangers can't make it tell thousands."""
-
-    async def test(gateway: Gateway, _: FakeDriver) -> None:
-        told: list[tuple[NodeId, int, Message]] = []
-        monkeypatch.setattr(gateway.client, "send", lambda *sent: told.append(sent))
-        gateway.use_members((member(ME), member(PEER)))
-        await offered(gateway, OTHER)
-        for node in (ME, PEER, OTHER, THIRD):
-            gateway.book.expect(node, "127.0.0.1:8")
-        gateway.say_farewell(3, "enough")
-        assert told == [(THIRD, 3, Refuse("enough", over=True))]
-        told.clear()
-        for number in range(2 * NEWCOMERS_MAX):
-            gateway.book.expect(NodeId(f"{number:052}"), "127.0.0.1:8")
-        gateway.say_farewell(3, "enough")
-        assert len(told) == NEWCOMERS_MAX
-
-    run(test)
+    gateway = driver.gateway
+    told: list[tuple[NodeId, int, Message]] = []
+    monkeypatch.setattr(gateway.client, "send", lambda *sent: told.append(sent))
+    gateway.use_members((member(ME), member(PEER)))
+    await offered(gateway, OTHER)
+    for node in (ME, PEER, OTHER, THIRD):
+        gateway.book.expect(node, "127.0.0.1:8")
+    gateway.say_farewell(3, "enough")
+    assert told == [(THIRD, 3, Refuse("enough", over=True))]
+    told.clear()
+    for number in range(2 * NEWCOMERS_MAX):
+        gateway.book.expect(NodeId(f"{number:052}"), "127.0.0.1:8")
+    gateway.say_farewell(3, "enough")
+    assert len(told) == NEWCOMERS_MAX
 
 
 @pytest.mark.parametrize(
@@ -249,343 +239,307 @@ def test_the_end_of_the_run_is_told_to_those_who_get_ready(monkeypatch: pytest.M
     ],
     ids=["activation", "gradient"],
 )
-def test_an_activation_has_exactly_the_runs_size(
-    message: ForwardActivation | BackwardGradient,
+async def test_an_activation_has_exactly_the_runs_size(
+    message: ForwardActivation | BackwardGradient, driver: FakeDriver
 ) -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        for size_bytes in (0, SIZE - 1, SIZE + 1, 1 << 40):
-            assert gateway.allocate(said(message), size_bytes) is None
-        assert gateway.allocate(said(message), SIZE) is not None
-
-    run(test)
+    gateway = driver.gateway
+    for size_bytes in (0, SIZE - 1, SIZE + 1, 1 << 40):
+        assert gateway.allocate(said(message), size_bytes) is None
+    assert gateway.allocate(said(message), SIZE) is not None
 
 
-def test_another_tensor_is_at_most_as_large_as_the_stage() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        assert gateway.allocate(said(CanTake(Iteration(1, 1))), 100) is not None
-        assert gateway.allocate(said(CanTake(Iteration(1, 1))), 101) is None
-
-    run(test)
+async def test_another_tensor_is_at_most_as_large_as_the_stage(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    assert gateway.allocate(said(CanTake(Iteration(1, 1))), 100) is not None
+    assert gateway.allocate(said(CanTake(Iteration(1, 1))), 101) is None
 
 
-def test_a_tensor_that_is_passed_on_may_be_of_any_stage() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        onwards = said(CanTake(Iteration(1, 1)), way=Way(PEER, OTHER, 1, 1))
-        assert gateway.allocate(onwards, 1000) is not None
-        assert gateway.allocate(onwards, 1001) is None
-        here = said(CanTake(Iteration(1, 1)), OTHER, way=Way(PEER, ME, 1, 1))
-        assert gateway.allocate(here, 100) is not None
-        assert gateway.allocate(here, 101) is None
-
-    run(test)
+async def test_a_tensor_that_is_passed_on_may_be_of_any_stage(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    onwards = said(CanTake(Iteration(1, 1)), way=Way(PEER, OTHER, 1, 1))
+    assert gateway.allocate(onwards, 1000) is not None
+    assert gateway.allocate(onwards, 1001) is None
+    here = said(CanTake(Iteration(1, 1)), OTHER, way=Way(PEER, ME, 1, 1))
+    assert gateway.allocate(here, 100) is not None
+    assert gateway.allocate(here, 101) is None
 
 
-def test_those_whom_a_member_does_not_know_can_not_use_up_its_memory() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.use_members((member(ME), member(PEER)))
-        strangers = [NodeId(f"stranger{number}") for number in range(20)]
-        buffers = [gateway.allocate(said(CanTake(Iteration(1, 1)), who), 100) for who in strangers]
-        held = [buffer for buffer in buffers if buffer is not None]
-        assert len(held) == 4, "some may have entered a moment ago"
-        assert gateway.allocate(said(CanTake(Iteration(1, 1))), 100) is not None
-        gateway.tensor_failed(held[0])
-        gateway.tensor_arrived(said(CanTake(Iteration(1, 1)), OTHER), held[1], 0.1)
-        for expected in (True, True, False):
-            buffer = gateway.allocate(said(CanTake(Iteration(1, 1)), OTHER), 100)
-            assert (buffer is not None) == expected
-            held.append(buffer or memoryview(b""))
-
-    run(test)
-
-
-def test_what_was_passed_on_is_said_by_its_origin() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        way = Way(PEER, ME, 1, 7)
-        gateway.deliver(said(CanTake(Iteration(1, 1)), OTHER, way=way))
-        assert driver.events == [Received(PEER, CanTake(Iteration(1, 1)), term=1, way=way)]
-
-    run(test)
+async def test_those_whom_a_member_does_not_know_can_not_use_up_its_memory(
+    driver: FakeDriver,
+) -> None:
+    gateway = driver.gateway
+    gateway.use_members((member(ME), member(PEER)))
+    strangers = [NodeId(f"stranger{number}") for number in range(20)]
+    buffers = [gateway.allocate(said(CanTake(Iteration(1, 1)), who), 100) for who in strangers]
+    held = [buffer for buffer in buffers if buffer is not None]
+    assert len(held) == 4, "some may have entered a moment ago"
+    assert gateway.allocate(said(CanTake(Iteration(1, 1))), 100) is not None
+    gateway.tensor_failed(held[0])
+    gateway.tensor_arrived(said(CanTake(Iteration(1, 1)), OTHER), held[1], 0.1)
+    for expected in (True, True, False):
+        buffer = gateway.allocate(said(CanTake(Iteration(1, 1)), OTHER), 100)
+        assert (buffer is not None) == expected
+        held.append(buffer or memoryview(b""))
 
 
-def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten() -> None:
+async def test_what_was_passed_on_is_said_by_its_origin(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    way = Way(PEER, ME, 1, 7)
+    gateway.deliver(said(CanTake(Iteration(1, 1)), OTHER, way=way))
+    assert driver.events == [Received(PEER, CanTake(Iteration(1, 1)), term=1, way=way)]
+
+
+async def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten(
+    driver: FakeDriver,
+) -> None:
     """A peer must not be able to fill the tensors' memory with bytes that mean nothing."""
-
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        probe, most = LinkProbe(), PROBE_SIZE_MAX_BYTES
-        assert gateway.allocate(said(probe), most + 1) is None
-        buffers = [gateway.allocate(said(probe), most) for _ in range(20)]
-        taken = [buffer for buffer in buffers if buffer is not None]
-        assert 0 < len(taken) < 20
-        gateway.tensor_arrived(said(probe), taken[0], 0.1)
-        gateway.tensor_failed(taken[1])
-        assert gateway.allocate(said(probe), 0) is not None
-        assert gateway.allocate(said(probe), 0) is not None
-        assert gateway.allocate(said(probe), 0) is None
-        assert driver.events == []
-        assert driver.freed == []
-
-    run(test)
+    gateway = driver.gateway
+    probe, most = LinkProbe(), PROBE_SIZE_MAX_BYTES
+    assert gateway.allocate(said(probe), most + 1) is None
+    buffers = [gateway.allocate(said(probe), most) for _ in range(20)]
+    taken = [buffer for buffer in buffers if buffer is not None]
+    assert 0 < len(taken) < 20
+    gateway.tensor_arrived(said(probe), taken[0], 0.1)
+    gateway.tensor_failed(taken[1])
+    assert gateway.allocate(said(probe), 0) is not None
+    assert gateway.allocate(said(probe), 0) is not None
+    assert gateway.allocate(said(probe), 0) is None
+    assert driver.events == []
+    assert driver.freed == []
 
 
-def test_a_tensor_that_is_given_up_is_told_with_its_sender() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.tensor_late(PEER)
-        driver.stopped.set_result(None)
-        gateway.tensor_late(PEER)
-        assert driver.events == [TensorLate(PEER)]
-
-    run(test)
+async def test_a_tensor_that_is_given_up_is_told_with_its_sender(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    gateway.tensor_late(PEER)
+    driver.stopped.set_result(None)
+    gateway.tensor_late(PEER)
+    assert driver.events == [TensorLate(PEER)]
 
 
-def test_after_the_end_messages_are_dropped_and_tensors_given_back() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        message = ForwardActivation(Iteration(1, 1), M, FLOW, (PEER,))
-        buffer = gateway.allocate(said(message), SIZE)
-        assert buffer is not None
-        assert not gateway.stopped
-        driver.stopped.set_result(None)
-        assert gateway.stopped
-        gateway.tensor_arrived(said(message), buffer, 0.1)
-        gateway.deliver(said(CanTake(Iteration(1, 1))))
-        gateway.on_latency(PEER, 0.1)
-        gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1, share=1.0)
-        gateway.on_send_failed(SendFailed(PEER, message, "gone"), 1)
-        assert driver.freed == [buffer]
-        assert driver.events == []
+async def test_after_the_end_messages_are_dropped_and_tensors_given_back(
+    driver: FakeDriver,
+) -> None:
+    gateway = driver.gateway
+    message = ForwardActivation(Iteration(1, 1), M, FLOW, (PEER,))
+    buffer = gateway.allocate(said(message), SIZE)
+    assert buffer is not None
+    assert not gateway.stopped
+    driver.stopped.set_result(None)
+    assert gateway.stopped
+    gateway.tensor_arrived(said(message), buffer, 0.1)
+    gateway.deliver(said(CanTake(Iteration(1, 1))))
+    gateway.on_latency(PEER, 0.1)
+    gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1, share=1.0)
+    gateway.on_send_failed(SendFailed(PEER, message, "gone"), 1)
+    assert driver.freed == [buffer]
+    assert driver.events == []
 
-    run(test)
+
+async def test_the_leader_remembers_where_a_candidate_is(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    await offered(gateway, PEER)
+    assert gateway.client.address_of(PEER) == "127.0.0.1:7"
+    assert gateway.book.name_of(PEER) == "merry-marlin"
+    assert gateway.book.name_of(OTHER) is None
+    assert driver.events == [Received(PEER, offer(), term=1)]
 
 
-def test_the_leader_remembers_where_a_candidate_is() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+async def test_a_candidate_is_dialled_once_in_each_life_and_at_each_address(
+    driver: FakeDriver,
+) -> None:
+    gateway = driver.gateway
+    lives = [offer(), offer(), replace(offer(), incarnation=2), offer("127.0.0.1:8")]
+    for each in lives:
+        await offered(gateway, PEER, each)
+    assert [event.message for event in driver.events] == lives
+    dialled = cast("FakeDialBack", gateway._dial_back).dialled
+    assert dialled == [(PEER, f"127.0.0.1:{port}") for port in (7, 7, 8)]
+
+
+async def test_who_can_not_be_reached_is_no_candidate_and_the_operator_hears_of_some(
+    driver: FakeDriver,
+) -> None:
+    gateway = driver.gateway
+    dial_back = cast("FakeDialBack", gateway._dial_back)
+    dial_back.away = {PEER: "nobody listens there"}
+    for _ in range(20):
         await offered(gateway, PEER)
-        assert gateway.client.address_of(PEER) == "127.0.0.1:7"
-        assert gateway.book.name_of(PEER) == "merry-marlin"
-        assert gateway.book.name_of(OTHER) is None
-        assert driver.events == [Received(PEER, offer(), term=1)]
-
-    run(test)
-
-
-def test_a_candidate_is_dialled_once_in_each_life_and_at_each_address() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        lives = [offer(), offer(), replace(offer(), incarnation=2), offer("127.0.0.1:8")]
-        for each in lives:
-            await offered(gateway, PEER, each)
-        assert [event.message for event in driver.events] == lives
-        dialled = cast("FakeDialBack", gateway._dial_back).dialled
-        assert dialled == [(PEER, f"127.0.0.1:{port}") for port in (7, 7, 8)]
-
-    run(test)
+    await offered(gateway, OTHER)
+    assert [event.sender for event in driver.events] == [OTHER]
+    assert gateway.client.address_of(PEER) is None
+    assert len(driver.notes) == 5
+    assert driver.notes[0].event == "candidate.unreachable"
+    fields = {"peer": PEER, "address": "127.0.0.1:7", "reason": "nobody listens there"}
+    assert dict(driver.notes[0].fields) == fields
+    del dial_back.away[PEER]
+    await offered(gateway, PEER)
+    assert driver.events[-1].sender == PEER
 
 
-def test_who_can_not_be_reached_is_no_candidate_and_the_operator_hears_of_some() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        dial_back = cast("FakeDialBack", gateway._dial_back)
-        dial_back.away = {PEER: "nobody listens there"}
-        for _ in range(20):
-            await offered(gateway, PEER)
-        await offered(gateway, OTHER)
-        assert [event.sender for event in driver.events] == [OTHER]
-        assert gateway.client.address_of(PEER) is None
-        assert len(driver.notes) == 5
-        assert driver.notes[0].event == "candidate.unreachable"
-        fields = {"peer": PEER, "address": "127.0.0.1:7", "reason": "nobody listens there"}
-        assert dict(driver.notes[0].fields) == fields
-        del dial_back.away[PEER]
-        await offered(gateway, PEER)
-        assert driver.events[-1].sender == PEER
-
-    run(test)
+async def test_offers_that_come_while_a_candidate_is_dialled_are_not_multiplied(
+    driver: FakeDriver,
+) -> None:
+    gateway = driver.gateway
+    for _ in range(5):
+        gateway.deliver(said(offer()))
+    await offered(gateway, PEER)
+    assert len(driver.events) == 1
 
 
-def test_offers_that_come_while_a_candidate_is_dialled_are_not_multiplied() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        for _ in range(5):
-            gateway.deliver(said(offer()))
-        await offered(gateway, PEER)
-        assert len(driver.events) == 1
-
-    run(test)
-
-
-def test_an_offer_to_a_node_that_does_not_lead_changes_nothing() -> None:
+async def test_an_offer_to_a_node_that_does_not_lead_changes_nothing(driver: FakeDriver) -> None:
     """Or a stranger could say where a member is dialled."""
-
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.use_members((member(PEER),))
-        gateway.deliver(said(offer("6.6.6.6:6")))
-        assert gateway.client.address_of(PEER) == "127.0.0.1:9"
-
-    run(test, leads=False)
+    driver.facts.leading = None
+    driver.gateway.use_members((member(PEER),))
+    driver.gateway.deliver(said(offer("6.6.6.6:6")))
+    assert driver.gateway.client.address_of(PEER) == "127.0.0.1:9"
 
 
-def test_offers_of_made_up_nodes_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
-
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        await offered(gateway, PEER)
-        driver.known[PEER] = object()
-        await offered(gateway, OTHER)
-        await offered(gateway, PEER)
-        assert [event.sender for event in driver.events] == [PEER, PEER]
-        assert gateway.client.address_of(OTHER) is None
-
-    run(test)
-
-
-def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_told() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        gateway.book._files = FileLimit(96 + 4 * 3)
-        gateway.use_members((member(ME), member(PEER)))
-        await offered(gateway, OTHER)
-        driver.known[OTHER] = object()
-        assert gateway.client.address_of(OTHER) is not None
-        assert driver.notes == []
-        await offered(gateway, THIRD)
-        assert gateway.client.address_of(THIRD) is None
-        (told,) = driver.notes
-        assert told.event == "files.few"
-        assert dict(told.fields)["limit"] == 108
-
-    run(test)
-
-
-def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_offers_of_made_up_nodes_take_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
 ) -> None:
     monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
-
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        await offered(gateway, PEER)
-        driver.known[PEER] = object()
-        gateway.use_members((member(ME), member(PEER)))
-        await offered(gateway, OTHER)
-        assert gateway.client.address_of(OTHER) is not None
-        assert gateway.client.address_of(PEER) is not None
-        await offered(gateway, THIRD)
-        assert gateway.client.address_of(OTHER) is None
-        assert gateway.client.address_of(THIRD) is not None
-
-    run(test)
+    gateway = driver.gateway
+    await offered(gateway, PEER)
+    driver.known[PEER] = object()
+    await offered(gateway, OTHER)
+    await offered(gateway, PEER)
+    assert [event.sender for event in driver.events] == [PEER, PEER]
+    assert gateway.client.address_of(OTHER) is None
 
 
-def test_who_left_can_be_reached_a_while_longer_then_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_told(
+    driver: FakeDriver,
+) -> None:
+    gateway = driver.gateway
+    gateway.book._files = FileLimit(96 + 4 * 3)
+    gateway.use_members((member(ME), member(PEER)))
+    await offered(gateway, OTHER)
+    driver.known[OTHER] = object()
+    assert gateway.client.address_of(OTHER) is not None
+    assert driver.notes == []
+    await offered(gateway, THIRD)
+    assert gateway.client.address_of(THIRD) is None
+    (told,) = driver.notes
+    assert told.event == "files.few"
+    assert dict(told.fields)["limit"] == 108
+
+
+async def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
+) -> None:
+    monkeypatch.setattr(module, "CANDIDATES_MAX", 1)
+    gateway = driver.gateway
+    await offered(gateway, PEER)
+    driver.known[PEER] = object()
+    gateway.use_members((member(ME), member(PEER)))
+    await offered(gateway, OTHER)
+    assert gateway.client.address_of(OTHER) is not None
+    assert gateway.client.address_of(PEER) is not None
+    await offered(gateway, THIRD)
+    assert gateway.client.address_of(OTHER) is None
+    assert gateway.client.address_of(THIRD) is not None
+
+
+async def test_who_left_can_be_reached_a_while_longer_then_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
 ) -> None:
     """A relay that has slept asks what it missed, and the answer must find it."""
-
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        timers: list[tuple[Any, ...]] = []
-        loop = asyncio.get_running_loop()
-        handle = SimpleNamespace(cancel=lambda: None)
-        monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer) or handle)
-        gateway.use_members((member(ME), member(PEER), member(OTHER)))
-        gateway.use_members((member(ME),))
-        monkeypatch.undo()
-        assert sorted(timer[2] for timer in timers) == [PEER, OTHER]
-        assert [timer[0] for timer in timers] == [900.0, 900.0]
-        gateway.use_members((member(ME), member(OTHER)))  # It came back in time.
-        assert gateway.client.address_of(PEER) is not None
-        for _, forget, node in timers:
-            forget(node)
-        assert gateway.client.address_of(PEER) is None
-        assert gateway.client.address_of(OTHER) is not None
-        assert gateway.client.address_of(ME) is None
-        assert gateway.book.name_of(PEER) == "calm-crane", "logs still speak of it"
-
-    run(test)
+    gateway = driver.gateway
+    timers: list[tuple[Any, ...]] = []
+    loop = asyncio.get_running_loop()
+    handle = SimpleNamespace(cancel=lambda: None)
+    monkeypatch.setattr(loop, "call_later", lambda *timer: timers.append(timer) or handle)
+    gateway.use_members((member(ME), member(PEER), member(OTHER)))
+    gateway.use_members((member(ME),))
+    monkeypatch.undo()
+    assert sorted(timer[2] for timer in timers) == [PEER, OTHER]
+    assert [timer[0] for timer in timers] == [900.0, 900.0]
+    gateway.use_members((member(ME), member(OTHER)))  # It came back in time.
+    assert gateway.client.address_of(PEER) is not None
+    for _, forget, node in timers:
+        forget(node)
+    assert gateway.client.address_of(PEER) is None
+    assert gateway.client.address_of(OTHER) is not None
+    assert gateway.client.address_of(ME) is None
+    assert gateway.book.name_of(PEER) == "calm-crane", "logs still speak of it"
 
 
-def test_the_first_that_left_make_room_for_others_that_leave(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_the_first_that_left_make_room_for_others_that_leave(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
 ) -> None:
     monkeypatch.setattr(module, "GONE_MAX", 2)
-
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        for left in (PEER, OTHER, THIRD):
-            gateway.use_members((member(ME), member(left)))
-        gateway.use_members((member(ME),))
-        addresses = [gateway.client.address_of(node) for node in (PEER, OTHER, THIRD)]
-        assert [address is not None for address in addresses] == [False, True, True]
-
-    run(test)
+    gateway = driver.gateway
+    for left in (PEER, OTHER, THIRD):
+        gateway.use_members((member(ME), member(left)))
+    gateway.use_members((member(ME),))
+    addresses = [gateway.client.address_of(node) for node in (PEER, OTHER, THIRD)]
+    assert [address is not None for address in addresses] == [False, True, True]
 
 
 @pytest.mark.parametrize("start_iteration", [0, 40])
-def test_who_asks_for_the_runs_first_state_gets_its_own_stages(start_iteration: int) -> None:
+async def test_who_asks_for_the_runs_first_state_gets_its_own_stages(
+    start_iteration: int, driver: FakeDriver
+) -> None:
     """Any later iteration is that of the node's own stage."""
-
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        driver.state = "own stage"
-        initial = cast("InitialStates", FakeInitial(start_iteration, "first state"))
-        gateway._answers = replace(gateway._answers, initial=initial)
-        for iteration, answer in ((0, "first state"), (1, "own stage")):
-            request = StateRequest(
-                run_id=RUN,
-                sender=PEER,
-                stage_index=2,
-                iteration=start_iteration + iteration,
-                with_optimizer=True,
-            )
-            assert await gateway.state(request) == answer
-
-    run(test)
+    gateway = driver.gateway
+    driver.state = "own stage"
+    initial = cast("InitialStates", FakeInitial(start_iteration, "first state"))
+    gateway._answers = replace(gateway._answers, initial=initial)
+    for iteration, answer in ((0, "first state"), (1, "own stage")):
+        request = StateRequest(
+            run_id=RUN,
+            sender=PEER,
+            stage_index=2,
+            iteration=start_iteration + iteration,
+            with_optimizer=True,
+        )
+        assert await gateway.state(request) == answer
 
 
-def test_if_the_runs_first_state_can_not_be_given_this_node_says_so(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_if_the_runs_first_state_can_not_be_given_this_node_says_so(
+    monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
 ) -> None:
     """Nobody can begin, and volunteers ask every other second: it is told once a minute."""
+    gateway = driver.gateway
+    loop = asyncio.get_running_loop()
+    now_s = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now_s)
+    initial = FakeInitial(40, "it is gone")
 
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        loop = asyncio.get_running_loop()
-        now_s = loop.time()
-        monkeypatch.setattr(loop, "time", lambda: now_s)
-        initial = FakeInitial(40, "it is gone")
-
-        async def told(stage_index: int) -> list[object]:
-            """Asks for the state; returns what this node said about it."""
-            driver.notes.clear()
-            request = StateRequest(
-                run_id=RUN, sender=PEER, stage_index=stage_index, iteration=40, with_optimizer=True
-            )
-            assert isinstance(await gateway.state(request), str) == (initial.answer == "it is gone")
-            return [(note.event, *dict(note.fields).values()) for note in driver.notes]
-
-        answers = gateway._answers
-        gateway._answers = replace(answers, initial=cast("InitialStates", initial))
-        assert await told(1) == [("start.failed", 1, "it is gone")]
-        assert await told(2) == await told(1) == []
-        now_s += 61
-        assert await told(2) == [("start.failed", 2, "it is gone")]
-        now_s += 61
-        initial.answer = StateBlob(manifest="{}", read=read_nothing, release=lambda: None)
-        assert await told(1) == []
-
-    run(test)
-
-
-def test_a_state_is_given_with_what_releases_it_or_refused() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
+    async def told(stage_index: int) -> list[object]:
+        """Asks for the state; returns what this node said about it."""
+        driver.notes.clear()
         request = StateRequest(
-            run_id=RUN, sender=PEER, stage_index=1, iteration=3, with_optimizer=True
+            run_id=RUN, sender=PEER, stage_index=stage_index, iteration=40, with_optimizer=True
         )
-        assert await gateway.state(request) == "no state"
-        released: list[int] = []
-        driver.state = ServedState(3, "{}", memoryview(b"x"), lambda: released.append(1))
-        blob = await gateway.state(request)
-        assert isinstance(blob, StateBlob)
-        assert await blob.read(0, 1) == b"x"
-        blob.release()
-        assert released == [1]
+        assert isinstance(await gateway.state(request), str) == (initial.answer == "it is gone")
+        return [(note.event, *dict(note.fields).values()) for note in driver.notes]
 
-    run(test)
+    answers = gateway._answers
+    gateway._answers = replace(answers, initial=cast("InitialStates", initial))
+    assert await told(1) == [("start.failed", 1, "it is gone")]
+    assert await told(2) == await told(1) == []
+    now_s += 61
+    assert await told(2) == [("start.failed", 2, "it is gone")]
+    now_s += 61
+    initial.answer = StateBlob(manifest="{}", read=read_nothing, release=lambda: None)
+    assert await told(1) == []
 
 
-def test_a_state_of_an_unknown_donor_is_an_error() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        with pytest.raises(DecodError, match="no address"):
-            await gateway.fetch_state(FetchState((PEER,), 1, 1), cast("StateSink", None))
+async def test_a_state_is_given_with_what_releases_it_or_refused(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    request = StateRequest(run_id=RUN, sender=PEER, stage_index=1, iteration=3, with_optimizer=True)
+    assert await gateway.state(request) == "no state"
+    released: list[int] = []
+    driver.state = ServedState(3, "{}", memoryview(b"x"), lambda: released.append(1))
+    blob = await gateway.state(request)
+    assert isinstance(blob, StateBlob)
+    assert await blob.read(0, 1) == b"x"
+    blob.release()
+    assert released == [1]
 
-    run(test)
+
+async def test_a_state_of_an_unknown_donor_is_an_error(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    with pytest.raises(DecodError, match="no address"):
+        await gateway.fetch_state(FetchState((PEER,), 1, 1), cast("StateSink", None))

@@ -1,7 +1,8 @@
 """Banned nodes, seen from those who shun them: nothing is sent, and nothing is asked of them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,78 +34,68 @@ class Shunning:
         self.member = gateway._membership
 
 
-def shunning(test: Callable[[Shunning], Awaitable[None]]) -> None:
-    async def run() -> None:
-        events, host = list[Any](), Host()
-        answers = PeerAnswers(
-            name="",
-            hello=lambda _: None,
-            address=lambda: "",
-            status=lambda: "{}",
-            find_kept=lambda _: asyncio.sleep(0),
-        )
-        gateway = Gateway(
-            RUN,
-            new_data_node("me"),
-            sizes=TensorSizes(activation_bytes=4, model_bytes=1000),
-            answers=answers,
-            files=FileLimit(1 << 20),
-        )
-        driver = SimpleNamespace(
-            stopped=asyncio.get_running_loop().create_future(),
-            post=events.append,
-            send_failed=lambda failed, token: events.append((failed, token)),
-        )
-        gateway.attach(cast("NodeDriver", driver))
-        server = PeerServer(LIAR, RUN, host)
-        port = await server.start("127.0.0.1", 0)
-        gateway.client.set_address(LIAR.node_id, f"127.0.0.1:{port}")
-        try:
-            async with asyncio.timeout(20):
-                await test(Shunning(gateway, events, host))
-        finally:
-            await gateway.close()
-            await server.stop(None)
-
-    asyncio.run(run())
+@pytest.fixture(name="here")
+@asynccontextmanager
+async def _here() -> AsyncIterator[Shunning]:
+    events, host = list[Any](), Host()
+    answers = PeerAnswers(
+        name="",
+        hello=lambda _: None,
+        address=lambda: "",
+        status=lambda: "{}",
+        find_kept=lambda _: asyncio.sleep(0),
+    )
+    gateway = Gateway(
+        RUN,
+        new_data_node("me"),
+        sizes=TensorSizes(activation_bytes=4, model_bytes=1000),
+        answers=answers,
+        files=FileLimit(1 << 20),
+    )
+    driver = SimpleNamespace(
+        stopped=asyncio.get_running_loop().create_future(),
+        post=events.append,
+        send_failed=lambda failed, token: events.append((failed, token)),
+    )
+    gateway.attach(cast("NodeDriver", driver))
+    server = PeerServer(LIAR, RUN, host)
+    port = await server.start("127.0.0.1", 0)
+    gateway.client.set_address(LIAR.node_id, f"127.0.0.1:{port}")
+    try:
+        yield Shunning(gateway, events, host)
+    finally:
+        await gateway.close()
+        await server.stop(None)
 
 
-def test_nothing_is_sent_to_a_banned_node_but_that_it_is_banned() -> None:
-    async def test(here: Shunning) -> None:
-        made = ban(here.member, LIAR.node_id)
-        word = Bans(made.version, made.statement)
-        here.gateway.send(LIAR.node_id, 1, Ping(1))
-        here.gateway.send_tensor(LIAR.node_id, 1, ACTIVATION, memoryview(b"good"), 7)
-        here.gateway.send(LIAR.node_id, 1, word)
-        await wait_until(lambda: len(here.events) == 2 and here.banned.delivered)
-        assert here.banned.delivered == [(here.member.node_id, 1, word)]
-        failed = [
-            SendFailed(LIAR.node_id, m, "it is banned", fault=Fault.NONE)
-            for m in (Ping(1), ACTIVATION)
-        ]
-        assert here.events == [(failed[0], None), (failed[1], 7)]
-        assert await here.gateway.probe(LIAR.node_id, 1, 100) is None
-        wanted = FetchState((LIAR.node_id,), 1, 1)
-        with pytest.raises(DecodError, match=r"E-NET-007 .*or are banned"):
-            await here.gateway.fetch_state(wanted, cast("StateSink", None))
-
-    shunning(test)
+async def test_nothing_is_sent_to_a_banned_node_but_that_it_is_banned(here: Shunning) -> None:
+    made = ban(here.member, LIAR.node_id)
+    word = Bans(made.version, made.statement)
+    here.gateway.send(LIAR.node_id, 1, Ping(1))
+    here.gateway.send_tensor(LIAR.node_id, 1, ACTIVATION, memoryview(b"good"), 7)
+    here.gateway.send(LIAR.node_id, 1, word)
+    await wait_until(lambda: len(here.events) == 2 and here.banned.delivered)
+    assert here.banned.delivered == [(here.member.node_id, 1, word)]
+    failed = [
+        SendFailed(LIAR.node_id, m, "it is banned", fault=Fault.NONE) for m in (Ping(1), ACTIVATION)
+    ]
+    assert here.events == [(failed[0], None), (failed[1], 7)]
+    assert await here.gateway.probe(LIAR.node_id, 1, 100) is None
+    wanted = FetchState((LIAR.node_id,), 1, 1)
+    with pytest.raises(DecodError, match=r"E-NET-007 .*or are banned"):
+        await here.gateway.fetch_state(wanted, cast("StateSink", None))
 
 
-def test_connections_end_once_it_has_been_told_unless_the_ban_is_lifted(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_connections_end_once_it_has_been_told_unless_the_ban_is_lifted(
+    monkeypatch: pytest.MonkeyPatch, here: Shunning
 ) -> None:
     monkeypatch.setattr(module, "_LAST_WORD_S", 0.0)
-
-    async def test(here: Shunning) -> None:
-        ban(here.member, LIAR.node_id)
-        here.gateway.cut([LIAR.node_id])
-        unban(here.member, LIAR.node_id)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert here.gateway.client.address_of(LIAR.node_id)
-        ban(here.member, LIAR.node_id)
-        here.gateway.cut([LIAR.node_id])
-        await wait_until(lambda: here.gateway.client.address_of(LIAR.node_id) is None)
-
-    shunning(test)
+    ban(here.member, LIAR.node_id)
+    here.gateway.cut([LIAR.node_id])
+    unban(here.member, LIAR.node_id)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert here.gateway.client.address_of(LIAR.node_id)
+    ban(here.member, LIAR.node_id)
+    here.gateway.cut([LIAR.node_id])
+    await wait_until(lambda: here.gateway.client.address_of(LIAR.node_id) is None)

@@ -32,19 +32,16 @@ GRADIENT = BackwardGradient(
 PART = ReducePart(AveragingId(Iteration(1, 1), 1), 0, 1, 5)
 
 
-def test_tensors_are_counted_by_purpose_since_the_last_look() -> None:
-    async def test() -> None:
-        traffic, now_s = TensorTraffic(), asyncio.get_running_loop().time()
-        traffic.sent(GRADIENT, 0.5, 100)
-        traffic.sent(PART, 0.25, 30)
-        traffic.received(PART, 7)
-        traffic.sent(LinkProbe(), 9.0, 1000)
-        passes, averages = traffic.take(now_s - 100)
-        assert (passes.sent_bytes, passes.received_bytes) == (100, 0)
-        assert passes.sending_s == pytest.approx(0.5)
-        assert (averages.sent_bytes, averages.received_bytes) == (30, 7)
-        assert averages.sending_s == pytest.approx(0.25)
-        passes, averages = traffic.take(now_s)
-        assert passes.sent_bytes == averages.sent_bytes == averages.received_bytes == 0
-
-    asyncio.run(test())
+async def test_tensors_are_counted_by_purpose_since_the_last_look() -> None:
+    traffic, now_s = TensorTraffic(), asyncio.get_running_loop().time()
+    traffic.sent(GRADIENT, 0.5, 100)
+    traffic.sent(PART, 0.25, 30)
+    traffic.received(PART, 7)
+    traffic.sent(LinkProbe(), 9.0, 1000)
+    passes, averages = traffic.take(now_s - 100)
+    assert (passes.sent_bytes, passes.received_bytes) == (100, 0)
+    assert passes.sending_s == pytest.approx(0.5)
+    assert (averages.sent_bytes, averages.received_bytes) == (30, 7)
+    assert averages.sending_s == pytest.approx(0.25)
+    passes, averages = traffic.take(now_s)
+    assert passes.sent_bytes == averages.sent_bytes == averages.received_bytes == 0

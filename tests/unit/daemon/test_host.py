@@ -102,7 +102,7 @@ def test_a_peer_on_this_host_does_not_say_where_others_reach_it(
     assert advertised(NodeConfig(listen_host="0.0.0.0"), 5, observed) == address
 
 
-def test_another_port_is_tried_if_its_udp_twin_is_taken(
+async def test_another_port_is_tried_if_its_udp_twin_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[socket.socket] = []
@@ -115,14 +115,10 @@ def test_another_port_is_tried_if_its_udp_twin_is_taken(
         return await start(dht, host, port)
 
     monkeypatch.setattr(Dht, "start", start_late)
-
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            port = await node._listen()
-            assert port not in [twin.getsockname()[1] for twin in taken]
-            await node._stack.aclose()
-
-    asyncio.run(test())
+    with make_node(tmp_path) as node:
+        port = await node._listen()
+        assert port not in [twin.getsockname()[1] for twin in taken]
+        await node._stack.aclose()
     assert len(taken) == 2
     for twin in taken:
         twin.close()
@@ -142,53 +138,43 @@ def test_a_port_that_was_asked_for_is_not_replaced(tmp_path: Path) -> None:
         asyncio.run(test())
 
 
-def test_strangers_hear_nothing_before_the_node_knows_its_address(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            assert node._hello(HelloRequest()) is None
-            node.address = "127.0.0.1:7"
-            info = node._hello(HelloRequest())
-            assert info is not None
-            assert info.leader_address == "127.0.0.1:7"
-
-    asyncio.run(test())
+async def test_strangers_hear_nothing_before_the_node_knows_its_address(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node:
+        assert node._hello(HelloRequest()) is None
+        node.address = "127.0.0.1:7"
+        info = node._hello(HelloRequest())
+        assert info is not None
+        assert info.leader_address == "127.0.0.1:7"
 
 
-def test_leaving_does_not_wait_for_what_has_not_begun(tmp_path: Path) -> None:
+async def test_leaving_does_not_wait_for_what_has_not_begun(tmp_path: Path) -> None:
     """The first Ctrl-C while torch still loads ends the daemon in peace, and at once."""
+    with make_node(tmp_path) as node:
+        cancelled = asyncio.Event()
 
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            cancelled = asyncio.Event()
+        async def load() -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
 
-            async def load() -> None:
-                try:
-                    await asyncio.Event().wait()
-                except asyncio.CancelledError:
-                    cancelled.set()
-                    raise
-
-            begun = asyncio.create_task(node.unless_drained(load()))
-            await asyncio.sleep(0)
-            answer = await node.frontend.answer({"command": "drain"})
-            assert answer == {"draining": True}
-            assert not await begun
-            assert cancelled.is_set()
-
-    asyncio.run(test())
+        begun = asyncio.create_task(node.unless_drained(load()))
+        await asyncio.sleep(0)
+        answer = await node.frontend.answer({"command": "drain"})
+        assert answer == {"draining": True}
+        assert not await begun
+        assert cancelled.is_set()
 
 
-def test_work_that_ends_in_time_is_done_and_its_error_is_raised(tmp_path: Path) -> None:
+async def test_work_that_ends_in_time_is_done_and_its_error_is_raised(tmp_path: Path) -> None:
     async def fail() -> None:
         raise HardwareError("a", why="b", fix="c")
 
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            assert await node.unless_drained(asyncio.sleep(0))
-            with pytest.raises(HardwareError):
-                await node.unless_drained(fail())
-
-    asyncio.run(test())
+    with make_node(tmp_path) as node:
+        assert await node.unless_drained(asyncio.sleep(0))
+        with pytest.raises(HardwareError):
+            await node.unless_drained(fail())
 
 
 def test_a_node_says_and_shows_which_device_was_chosen(
@@ -235,7 +221,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
 
 
 @pytest.mark.parametrize(("capacity", "told"), [(None, "a microbatch"), (64, "64 microbatches")])
-def test_a_stage_that_can_not_fit_is_refused_before_anything_is_made(
+async def test_a_stage_that_can_not_fit_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int | None, told: str
 ) -> None:
     """Else a manifest could have the system end other programs of this host for want of memory.
@@ -252,13 +238,10 @@ def test_a_stage_that_can_not_fit_is_refused_before_anything_is_made(
         room = enough - 1 if capacity else 1
         return Configured({"device": "cpu", "device_text": "CPU", "memory_bytes": room})
 
-    async def test() -> None:
-        monkeypatch.setattr(HostDevice, "run", run_job)
-        refused = pytest.raises(HardwareError, match=f"E-HW-003 .* are free on cpu: .*{told}")
-        with make_node(tmp_path, leads=False, capacity=capacity) as node, refused:
-            await node.prepare()
-
-    asyncio.run(test())
+    monkeypatch.setattr(HostDevice, "run", run_job)
+    refused = pytest.raises(HardwareError, match=f"E-HW-003 .* are free on cpu: .*{told}")
+    with make_node(tmp_path, leads=False, capacity=capacity) as node, refused:
+        await node.prepare()
     (configure,) = asked
     assert isinstance(configure, Configure)
     assert {configure.settings[name] for name in ("data_dir", "init_dir", "checkpoint_dir")} == {
@@ -266,22 +249,16 @@ def test_a_stage_that_can_not_fit_is_refused_before_anything_is_made(
     }
 
 
-def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node, pytest.raises(ConfigError, match="E-RUN-003"):
-            await node.frontend.answer({"command": ["x"]})
-
-    asyncio.run(test())
+async def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node, pytest.raises(ConfigError, match="E-RUN-003"):
+        await node.frontend.answer({"command": ["x"]})
 
 
-def test_what_no_task_caught_is_in_the_log(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            error = ZeroDivisionError("a bug")
-            context = {"message": "in a task", "exception": error}
-            node_module._failed(context, node._files, node.note)
-
-    asyncio.run(test())
+async def test_what_no_task_caught_is_in_the_log(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node:
+        error = ZeroDivisionError("a bug")
+        context = {"message": "in a task", "exception": error}
+        node_module._failed(context, node._files, node.note)
     record = json.loads((tmp_path / "node.log").read_text().splitlines()[-1])
     assert (record["event"], record["level"]) == ("task.failed", "error")
     assert "ZeroDivisionError: a bug" in record["traceback"]

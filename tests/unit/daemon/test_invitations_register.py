@@ -98,41 +98,32 @@ def test_who_does_not_lead_asks_the_leader_now_and_then(monkeypatch: pytest.Monk
     beside_another(test, leads=False)
 
 
-def test_who_can_not_be_told_is_noted_once() -> None:
-    async def run() -> None:
-        here = Here("127.0.0.1:1", leads=False)
-        for _ in range(3):
-            assert "no answer from 127.0.0.1:1" in await here.register.level()
-        ((event, fields),) = here.notes
-        assert (event, fields["address"]) == ("tokens.unshared", "127.0.0.1:1")
-        assert await Here("", leads=False).register.level() == "the leader's address is not known"
-
-    asyncio.run(run())
+async def test_who_can_not_be_told_is_noted_once() -> None:
+    here = Here("127.0.0.1:1", leads=False)
+    for _ in range(3):
+        assert "no answer from 127.0.0.1:1" in await here.register.level()
+    ((event, fields),) = here.notes
+    assert (event, fields["address"]) == ("tokens.unshared", "127.0.0.1:1")
+    assert await Here("", leads=False).register.level() == "the leader's address is not known"
 
 
-def test_the_operator_hears_that_the_leader_does_not_know_yet() -> None:
-    async def run() -> None:
-        here = Here("127.0.0.1:1", leads=False)
-        invitations = Invitations(here.registrar, here.contacts, RUN, here.note)
-        commands = invitations.commands()
-        made = await commands["token_create"]({})
-        assert made["join_string"].startswith("decod1-v-")
-        assert "no answer" in made["unshared"]
-        (record,) = here.registrar.tokens.all()
-        assert "no answer" in (await commands["token_revoke"]({"id": record.id}))["unshared"]
-        assert record.id in [each["id"] for each in (await commands["token_list"]({}))["tokens"]]
-
-    asyncio.run(run())
+async def test_the_operator_hears_that_the_leader_does_not_know_yet() -> None:
+    here = Here("127.0.0.1:1", leads=False)
+    invitations = Invitations(here.registrar, here.contacts, RUN, here.note)
+    commands = invitations.commands()
+    made = await commands["token_create"]({})
+    assert made["join_string"].startswith("decod1-v-")
+    assert "no answer" in made["unshared"]
+    (record,) = here.registrar.tokens.all()
+    assert "no answer" in (await commands["token_revoke"]({"id": record.id}))["unshared"]
+    assert record.id in [each["id"] for each in (await commands["token_list"]({}))["tokens"]]
 
 
-def test_the_leader_does_not_wait_for_others() -> None:
-    async def run() -> None:
-        here = Here("127.0.0.1:1", leads=True)
-        invitations = Invitations(here.registrar, here.contacts, RUN, here.note)
-        assert (await invitations.commands()["token_create"]({}))["unshared"] == ""
-        assert here.notes == []
-
-    asyncio.run(run())
+async def test_the_leader_does_not_wait_for_others() -> None:
+    here = Here("127.0.0.1:1", leads=True)
+    invitations = Invitations(here.registrar, here.contacts, RUN, here.note)
+    assert (await invitations.commands()["token_create"]({}))["unshared"] == ""
+    assert here.notes == []
 
 
 def test_a_volunteer_has_nothing_to_keep_level() -> None:

@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -76,154 +77,136 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def run(test: Test, **choices: Any) -> None:
-    async def main() -> None:
-        host = Setting(**choices)
-        keeping = asyncio.create_task(host.pausing.keep())
-        try:
-            with host.pausing.of(host.node):
-                await test(host)
-            assert not keeping.done(), keeping.result()
-        finally:
-            keeping.cancel()
-
-    asyncio.run(main())
+@asynccontextmanager
+async def kept(**choices: Any) -> AsyncIterator[Setting]:
+    host = Setting(**choices)
+    keeping = asyncio.create_task(host.pausing.keep())
+    try:
+        with host.pausing.of(host.node):
+            yield host
+        assert not keeping.done(), keeping.result()
+    finally:
+        keeping.cancel()
 
 
-def test_each_rule_pauses_the_node_and_its_end_resumes_it() -> None:
-    async def test(host: Setting) -> None:
-        for rule in PauseRule:
-            host.holds[rule] = True
-            await wait_until(lambda: host.node.paused)
-            assert host.names() == [rule]
-            host.holds[rule] = False
-            await wait_until(lambda: not host.node.paused)
-        assert host.node.asked == [True, False] * len(PauseRule)
-
-    run(test)
+@pytest.fixture(name="host")
+def _host() -> AbstractAsyncContextManager[Setting]:
+    return kept()
 
 
-def test_a_person_s_pause_outlasts_every_cause() -> None:
-    async def test(host: Setting) -> None:
-        await host.pause()
-        host.holds[PauseRule.HOT] = True
-        await wait_until(lambda: host.names() == ["hot"])
-        host.holds[PauseRule.HOT] = False
-        await wait_until(lambda: not host.names())
-        assert host.node.asked == [True]
-        assert host.pausing.describe()["by_person"] is True
-        assert (await host.resume())["capacity"] == 2
-        assert host.node.asked == [True, False]
-        assert host.pausing.describe()["by_person"] is False
-
-    run(test)
-
-
-def test_a_person_s_resume_does_not_end_a_cause() -> None:
-    async def test(host: Setting) -> None:
-        host.holds[PauseRule.BATTERY] = True
+async def test_each_rule_pauses_the_node_and_its_end_resumes_it(host: Setting) -> None:
+    for rule in PauseRule:
+        host.holds[rule] = True
         await wait_until(lambda: host.node.paused)
-        await host.pause()
-        answer = await host.resume()
-        assert [cause["name"] for cause in answer["causes"]] == ["battery"]
-        assert host.node.paused
-        host.holds[PauseRule.BATTERY] = False
+        assert host.names() == [rule]
+        host.holds[rule] = False
         await wait_until(lambda: not host.node.paused)
+    assert host.node.asked == [True, False] * len(PauseRule)
 
-    run(test)
+
+async def test_a_person_s_pause_outlasts_every_cause(host: Setting) -> None:
+    await host.pause()
+    host.holds[PauseRule.HOT] = True
+    await wait_until(lambda: host.names() == ["hot"])
+    host.holds[PauseRule.HOT] = False
+    await wait_until(lambda: not host.names())
+    assert host.node.asked == [True]
+    assert host.pausing.describe()["by_person"] is True
+    assert (await host.resume())["capacity"] == 2
+    assert host.node.asked == [True, False]
+    assert host.pausing.describe()["by_person"] is False
 
 
-def test_a_person_s_pause_holds_in_the_node_s_next_life() -> None:
-    async def test(host: Setting) -> None:
+async def test_a_person_s_resume_does_not_end_a_cause(host: Setting) -> None:
+    host.holds[PauseRule.BATTERY] = True
+    await wait_until(lambda: host.node.paused)
+    await host.pause()
+    answer = await host.resume()
+    assert [cause["name"] for cause in answer["causes"]] == ["battery"]
+    assert host.node.paused
+    host.holds[PauseRule.BATTERY] = False
+    await wait_until(lambda: not host.node.paused)
+
+
+async def test_a_person_s_pause_holds_in_the_node_s_next_life(host: Setting) -> None:
+    await host.pause()
+    later = Node()
+    later.pausable = False
+    with host.pausing.of(later):
+        assert later.asked == []
+        later.pausable = True
+        await wait_until(lambda: later.paused)
+
+
+async def test_a_pause_that_is_refused_is_no_pause(
+    monkeypatch: pytest.MonkeyPatch, host: Setting
+) -> None:
+    host.node.refusal = "stage 1 would stop"
+    with pytest.raises(RejectedError):
         await host.pause()
-        later = Node()
-        later.pausable = False
-        with host.pausing.of(later):
-            assert later.asked == []
-            later.pausable = True
-            await wait_until(lambda: later.paused)
-
-    run(test)
-
-
-def test_a_pause_that_is_refused_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(host: Setting) -> None:
-        host.node.refusal = "stage 1 would stop"
-        with pytest.raises(RejectedError):
-            await host.pause()
-        assert host.pausing.describe()["by_person"] is False
-        host.holds[PauseRule.HOT] = True
-        await wait_until(lambda: host.pausing.describe()["refusal"])
-        assert host.pausing.describe()["refusal"] == "stage 1 would stop"
-        host.node.refusal = ""
-        monkeypatch.setattr(keeper, "ASK_AGAIN_S", 0.05)
-        host.holds[PauseRule.HOT] = False
-        await wait_until(lambda: not host.names())
-        host.holds[PauseRule.HOT] = True
-        await wait_until(lambda: host.node.paused)
-        assert host.pausing.describe()["refusal"] == ""
-
-    run(test)
-
-
-def test_a_leader_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host.pausing.describe()["by_person"] is False
+    host.holds[PauseRule.HOT] = True
+    await wait_until(lambda: host.pausing.describe()["refusal"])
+    assert host.pausing.describe()["refusal"] == "stage 1 would stop"
+    host.node.refusal = ""
     monkeypatch.setattr(keeper, "ASK_AGAIN_S", 0.05)
-
-    async def test(host: Setting) -> None:
-        host.node.refusal = "stage 1 would stop"
-        host.holds[PauseRule.HOT] = True
-        await wait_until(lambda: len(host.node.asked) >= 3)
-        host.node.refusal = ""
-        await wait_until(lambda: host.node.paused)
-
-    run(test)
+    host.holds[PauseRule.HOT] = False
+    await wait_until(lambda: not host.names())
+    host.holds[PauseRule.HOT] = True
+    await wait_until(lambda: host.node.paused)
+    assert host.pausing.describe()["refusal"] == ""
 
 
-def test_a_pause_that_the_leader_has_not_answered_stays_wanted() -> None:
-    async def test(host: Setting) -> None:
-        async def silent(_: dict[str, Any]) -> dict[str, Any]:
-            raise NetworkError("silence", why="it is away", fix="wait", code="E-NET-024")
-
-        with pytest.raises(NetworkError):
-            await host.pausing.person_pauses({"command": "pause"}, silent)
-        assert host.pausing.describe()["by_person"] is True
-        await wait_until(lambda: host.node.paused)
-
-    run(test)
+async def test_a_leader_that_refuses_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, host: Setting
+) -> None:
+    monkeypatch.setattr(keeper, "ASK_AGAIN_S", 0.05)
+    host.node.refusal = "stage 1 would stop"
+    host.holds[PauseRule.HOT] = True
+    await wait_until(lambda: len(host.node.asked) >= 3)
+    host.node.refusal = ""
+    await wait_until(lambda: host.node.paused)
 
 
-def test_probes_that_crash_or_hang_harm_nothing_and_are_said_once() -> None:
+async def test_a_pause_that_the_leader_has_not_answered_stays_wanted(host: Setting) -> None:
+    async def silent(_: dict[str, Any]) -> dict[str, Any]:
+        raise NetworkError("silence", why="it is away", fix="wait", code="E-NET-024")
+
+    with pytest.raises(NetworkError):
+        await host.pausing.person_pauses({"command": "pause"}, silent)
+    assert host.pausing.describe()["by_person"] is True
+    await wait_until(lambda: host.node.paused)
+
+
+async def test_probes_that_crash_or_hang_harm_nothing_and_are_said_once(
+    host: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "PROBE_TIMEOUT_S", 0.05)
     hangs = threading.Event()
+    num = [0]
 
-    async def test(host: Setting) -> None:
-        num = [0]
+    def hang() -> Sighting:
+        num[0] += 1
+        hangs.wait(10.0)
+        return Sighting(holds=True)
 
-        def hang() -> Sighting:
-            num[0] += 1
-            hangs.wait(10.0)
-            return Sighting(holds=True)
+    def crash() -> Sighting:
+        raise ZeroDivisionError("a driver that is odd")
 
-        def crash() -> Sighting:
-            raise ZeroDivisionError("a driver that is odd")
-
-        host.probes[PauseRule.BUSY_GPU], host.probes[PauseRule.KEYBOARD] = hang, crash
-        await wait_until(lambda: len(host.pausing.describe()["unknown"]) == 2)
-        host.holds[PauseRule.BATTERY] = True
-        await wait_until(lambda: host.node.paused)
-        unknown = host.pausing.describe()["unknown"]
-        assert unknown["keyboard"] == "a driver that is odd"
-        assert "not ended" in unknown["busy-gpu"]
-        assert num == [1], "a probe that hangs is not started again"
-        hangs.set()
-        await wait_until(lambda: "busy-gpu" not in host.pausing.describe()["unknown"])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "PROBE_TIMEOUT_S", 0.05)
-        run(test)
+    host.probes[PauseRule.BUSY_GPU], host.probes[PauseRule.KEYBOARD] = hang, crash
+    await wait_until(lambda: len(host.pausing.describe()["unknown"]) == 2)
+    host.holds[PauseRule.BATTERY] = True
+    await wait_until(lambda: host.node.paused)
+    unknown = host.pausing.describe()["unknown"]
+    assert unknown["keyboard"] == "a driver that is odd"
+    assert "not ended" in unknown["busy-gpu"]
+    assert num == [1], "a probe that hangs is not started again"
+    hangs.set()
+    await wait_until(lambda: "busy-gpu" not in host.pausing.describe()["unknown"])
 
 
-def test_a_schedule_pauses_the_node_until_it_opens() -> None:
-    async def test(host: Setting) -> None:
+async def test_a_schedule_pauses_the_node_until_it_opens() -> None:
+    async with kept(schedule=WorkHours.parse("22:00-07:00")) as host:
         at_noon = datetime(2026, 11, 23, 12).astimezone()
         host.wall_s = at_noon.timestamp()
         await wait_until(lambda: host.node.paused)
@@ -232,22 +215,17 @@ def test_a_schedule_pauses_the_node_until_it_opens() -> None:
         host.wall_s = at_noon.replace(hour=22).timestamp()
         await wait_until(lambda: not host.node.paused)
 
-    run(test, schedule=WorkHours.parse("22:00-07:00"))
 
-
-def test_other_rules_count_at_once() -> None:
-    async def test(host: Setting) -> None:
-        host.holds[PauseRule.KEYBOARD] = True
-        await wait_until(lambda: host.node.paused)
-        host.pausing.use(NodeConfig(pause_when=(PauseRule.HOT,)))
-        await wait_until(lambda: not host.node.paused)
-        # Without a word of the operator, only the battery counts.
-        host.pausing.use(NodeConfig())
-        host.holds[PauseRule.BATTERY] = True
-        await wait_until(lambda: host.node.paused)
-        assert host.names() == ["battery"]
-
-    run(test)
+async def test_other_rules_count_at_once(host: Setting) -> None:
+    host.holds[PauseRule.KEYBOARD] = True
+    await wait_until(lambda: host.node.paused)
+    host.pausing.use(NodeConfig(pause_when=(PauseRule.HOT,)))
+    await wait_until(lambda: not host.node.paused)
+    # Without a word of the operator, only the battery counts.
+    host.pausing.use(NodeConfig())
+    host.holds[PauseRule.BATTERY] = True
+    await wait_until(lambda: host.node.paused)
+    assert host.names() == ["battery"]
 
 
 def test_a_gpu_that_others_use_pauses_the_node_within_five_seconds() -> None:

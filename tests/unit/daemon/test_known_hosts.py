@@ -1,6 +1,5 @@
 """What a leader tells of hosts and links, for `decod lab plan run --running`."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +84,11 @@ def test_the_answer_is_a_file_of_hosts(tmp_path: Path) -> None:
     assert speeds[:2] == pytest.approx([blocks / 0.5, blocks / 1.5])
 
 
-def test_nothing_is_told_before_anything_was_measured(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            with pytest.raises(NotRunningError) as caught:
-                await node.frontend.answer({"command": "plan"})
-            assert caught.value.code == "E-RUN-047"
-
-    asyncio.run(test())
+async def test_nothing_is_told_before_anything_was_measured(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node:
+        with pytest.raises(NotRunningError) as caught:
+            await node.frontend.answer({"command": "plan"})
+        assert caught.value.code == "E-RUN-047"
 
 
 def test_links_in_use_are_told_once_with_their_flows_and_speed() -> None:

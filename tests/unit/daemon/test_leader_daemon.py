@@ -133,42 +133,35 @@ def test_a_further_data_node_needs_no_folder_of_the_given_weights(
         assert place.part.manifest.initial_weights == "a" * 64
 
 
-def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            lines: list[str] = []
-            node.say = lines.append
-            leading = _Leading(node, options(tmp_path))
-            for iteration in range(1, 6):
-                fields = {"iteration": f"{iteration}.1", "loss": 2.0, "num_tokens": 8}
-                node.progress.take(noted("step.committed", fields, float(iteration)))
-            assert len(lines) == 1, "at most one a second"
-            leading._shown.show_last()
-            leading._shown.show_last()
-            assert len(lines) == 2
-            line = r"\d\d:\d\d:\d\d me  iteration 5  loss 2\.0000 \(\+0\.0000\)  8 tokens/s"
-            assert re.fullmatch(line, lines[1])
-
-    asyncio.run(test())
+async def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node:
+        lines: list[str] = []
+        node.say = lines.append
+        leading = _Leading(node, options(tmp_path))
+        for iteration in range(1, 6):
+            fields = {"iteration": f"{iteration}.1", "loss": 2.0, "num_tokens": 8}
+            node.progress.take(noted("step.committed", fields, float(iteration)))
+        assert len(lines) == 1, "at most one a second"
+        leading._shown.show_last()
+        leading._shown.show_last()
+        assert len(lines) == 2
+        line = r"\d\d:\d\d:\d\d me  iteration 5  loss 2\.0000 \(\+0\.0000\)  8 tokens/s"
+        assert re.fullmatch(line, lines[1])
 
 
-def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) -> None:
+async def test_a_newcomer_of_a_run_that_went_back_ends_without_a_loss(tmp_path: Path) -> None:
     """It knows the iteration from which the run goes on, and has committed none."""
-
-    async def test() -> None:
-        with make_node(tmp_path, leads=False) as node:
-            lines: list[str] = []
-            node.say = lines.append
-            shown = ProgressDisplay(node.progress, node.say, node.name)
-            returned = {"iteration": 12, "source": "kept", "num_repeated": 4, "reason": "lost"}
-            node.progress.take(noted("run.returned", returned, 1.0))
-            shown.show_last()
-            assert [line[9:] for line in lines] == ["me  iteration 12  loss -  -"]
-
-    asyncio.run(test())
+    with make_node(tmp_path, leads=False) as node:
+        lines: list[str] = []
+        node.say = lines.append
+        shown = ProgressDisplay(node.progress, node.say, node.name)
+        returned = {"iteration": 12, "source": "kept", "num_repeated": 4, "reason": "lost"}
+        node.progress.take(noted("run.returned", returned, 1.0))
+        shown.show_last()
+        assert [line[9:] for line in lines] == ["me  iteration 12  loss -  -"]
 
 
-def test_the_model_is_kept_before_a_stage_leaves(
+async def test_the_model_is_kept_before_a_stage_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Path] = []
@@ -177,22 +170,19 @@ def test_the_model_is_kept_before_a_stage_leaves(
         kept.append(folder)
         raise NetworkError("no disk", why="it is full", fix="make room")
 
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            lines: list[str] = []
-            node.say = lines.append
-            leading = _Leading(node, options(tmp_path))
-            node.progress.iteration = 3
-            for _ in range(2):
-                node.progress.take(noted("stage.ending", {"stage": 2, "peer": STRANGER}, 0.0))
-            assert "stage 2" in node.progress.message
-            assert leading._checkpoint_task is not None
-            await leading._checkpoint_task
-            assert len(kept) == 1, "once at a time"
-            assert "could not be kept: " in lines[0]
-
     monkeypatch.setattr("decod.daemon.leader_daemon.export_model", export)
-    asyncio.run(test())
+    with make_node(tmp_path) as node:
+        lines: list[str] = []
+        node.say = lines.append
+        leading = _Leading(node, options(tmp_path))
+        node.progress.iteration = 3
+        for _ in range(2):
+            node.progress.take(noted("stage.ending", {"stage": 2, "peer": STRANGER}, 0.0))
+        assert "stage 2" in node.progress.message
+        assert leading._checkpoint_task is not None
+        await leading._checkpoint_task
+        assert len(kept) == 1, "once at a time"
+        assert "could not be kept: " in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -215,28 +205,22 @@ def test_the_leader_says_whom_a_run_waits_for(
 
 
 @pytest.mark.parametrize("path", [None, "", "model", "./model"])
-def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            _Leading(node, options(tmp_path))
-            request = {"command": "export"} | ({} if path is None else {"path": path})
-            with pytest.raises(ConfigError, match="E-CFG-044"):
-                await node.frontend.answer(request)
-
-    asyncio.run(test())
+async def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) -> None:
+    with make_node(tmp_path) as node:
+        _Leading(node, options(tmp_path))
+        request = {"command": "export"} | ({} if path is None else {"path": path})
+        with pytest.raises(ConfigError, match="E-CFG-044"):
+            await node.frontend.answer(request)
 
 
-def test_there_is_nothing_to_export_before_the_run(tmp_path: Path) -> None:
-    async def test() -> None:
-        begun = pytest.raises(NetworkError, match="has not committed an iteration yet")
-        with make_node(tmp_path) as node, begun:
-            leading = _Leading(node, options(tmp_path))
-            await export_model(leading._sources, node.part.run, tmp_path / "model")
-
-    asyncio.run(test())
+async def test_there_is_nothing_to_export_before_the_run(tmp_path: Path) -> None:
+    begun = pytest.raises(NetworkError, match="has not committed an iteration yet")
+    with make_node(tmp_path) as node, begun:
+        leading = _Leading(node, options(tmp_path))
+        await export_model(leading._sources, node.part.run, tmp_path / "model")
 
 
-def test_an_export_waits_for_the_first_iteration(
+async def test_an_export_waits_for_the_first_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in a run that goes on from a checkpoint, and before the leader leads."""
@@ -244,39 +228,29 @@ def test_an_export_waits_for_the_first_iteration(
     async def export(sources: SnapshotSources, *_: object) -> int:
         return sources.progress.iteration
 
-    async def test() -> None:
-        request = {"command": "export", "path": str(tmp_path / "model")}
-        with make_node(tmp_path) as node:
-            for _ in range(2):
-                with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
-                    await node.frontend.answer(request)
-                _Leading(node, options(tmp_path))
-            node.progress.iteration += 1
-            assert (await node.frontend.answer(request))["iteration"] == 1
-
     monkeypatch.setattr(module, "export_model", export)
-    asyncio.run(test())
+    request = {"command": "export", "path": str(tmp_path / "model")}
+    with make_node(tmp_path) as node:
+        for _ in range(2):
+            with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
+                await node.frontend.answer(request)
+            _Leading(node, options(tmp_path))
+        node.progress.iteration += 1
+        assert (await node.frontend.answer(request))["iteration"] == 1
 
 
-def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
-    async def test() -> None:
-        expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
-        with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
-            await node.frontend.answer({"command": "export", "path": str(tmp_path / "model")})
-
-    asyncio.run(test())
+async def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
+    expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
+    with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
+        await node.frontend.answer({"command": "export", "path": str(tmp_path / "model")})
 
 
-def test_work_in_a_thread_gives_its_error_and_does_not_hold_up_the_end() -> None:
+async def test_work_in_a_thread_gives_its_error_and_does_not_hold_up_the_end() -> None:
     never = threading.Event()
-
-    async def test() -> None:
-        await in_thread(lambda: None)
-        with pytest.raises(ZeroDivisionError):
-            await in_thread(lambda: cast("None", 1 // 0))
-        in_thread(lambda: cast("None", never.wait()))
-
-    asyncio.run(test())  # Returns, though the last one runs on.
+    await in_thread(lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: cast("None", 1 // 0))
+    in_thread(lambda: cast("None", never.wait()))
     never.set()
 
 

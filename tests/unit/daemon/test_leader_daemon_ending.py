@@ -1,7 +1,8 @@
 """How a leader ends: what can't be kept is said, and how to go on from what is."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,202 +112,155 @@ class Ending:
         return [each["event"] for each in self.node.recent.describe(0.0, name="")]
 
 
-def run(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: DecodError | None,
-    test: Callable[[Ending], Any],
-) -> None:
+@pytest.fixture(name="error")
+def _error() -> None:
+    "Nothing goes wrong when the model is exported, unless a test says so."
+
+
+@pytest.fixture(name="ending")
+@asynccontextmanager
+async def _ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DecodError | None
+) -> AsyncIterator[Ending]:
     async def export(sources: SnapshotSources, *_: object) -> int:
         if error is not None:
             raise error
         return sources.progress.iteration
 
-    async def work() -> None:
-        with make_node(folder) as node:
-            node.progress.iteration = 1
-            await test(Ending(folder, node))
-
     monkeypatch.setattr(module, "export_model", export)
-    asyncio.run(work())
+    with make_node(tmp_path) as node:
+        node.progress.iteration = 1
+        yield Ending(tmp_path, node)
 
 
-def test_a_run_that_ends_without_a_stage_says_what_is_lost_and_how_to_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [no_member(1)])
+async def test_a_run_that_ends_without_a_stage_says_what_is_lost_and_how_to_go_on(
+    ending: Ending,
 ) -> None:
-    async def test(ending: Ending) -> None:
-        ending.leading._checkpoints.last = 5
-        assert (await ending.end()).reason is StopReason.FINISHED
-        assert ending.lines == [NOT_KEPT, ending.hint]
-        assert ending.warned
-        assert ending.leading.unkept == NOT_KEPT
-        assert ending.events() == [], "no checkpoint is tried that must fail"
-
-    run(tmp_path, monkeypatch, no_member(1), test)
+    ending.leading._checkpoints.last = 5
+    assert (await ending.end()).reason is StopReason.FINISHED
+    assert ending.lines == [NOT_KEPT, ending.hint]
+    assert ending.warned
+    assert ending.leading.unkept == NOT_KEPT
+    assert ending.events() == [], "no checkpoint is tried that must fail"
 
 
-def test_the_line_that_says_how_to_go_on_has_the_options_of_the_leader(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [no_member(1)])
+async def test_the_line_that_says_how_to_go_on_has_the_options_of_the_leader(
+    tmp_path: Path, ending: Ending
 ) -> None:
-    async def test(ending: Ending) -> None:
-        ending.leading._options = options(
-            tmp_path,
-            data="/corpus",
-            export_dir=Path("/a model"),
-            join_path=Path("/join.txt"),
-        )
-        ending.leading._checkpoints.last = 5
-        await ending.end()
-        chosen = "--data /corpus --export '/a model' --write-join /join.txt --resume 5"
-        assert ending.lines[-1] == ending.hint.replace("--resume 5", chosen)
-
-    run(tmp_path, monkeypatch, no_member(1), test)
+    ending.leading._options = options(
+        tmp_path,
+        data="/corpus",
+        export_dir=Path("/a model"),
+        join_path=Path("/join.txt"),
+    )
+    ending.leading._checkpoints.last = 5
+    await ending.end()
+    chosen = "--data /corpus --export '/a model' --write-join /join.txt --resume 5"
+    assert ending.lines[-1] == ending.hint.replace("--resume 5", chosen)
 
 
-def test_a_run_whose_last_checkpoint_could_not_be_written_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_whose_last_checkpoint_could_not_be_written_says_so(ending: Ending) -> None:
     """Its model is kept, and what a resumed run would repeat is not told by that."""
-
-    async def test(ending: Ending) -> None:
-        ending.leading._checkpoints.last = 5
-        ending.writes("E-CKP-012 no room")
-        assert (await ending.end()).reason is StopReason.FINISHED
-        model, unkept, hint = ending.lines
-        assert model.startswith("model of iteration 9: ")
-        assert unkept == "the checkpoint of iteration 9 is not kept: E-CKP-012 no room"
-        assert hint == ending.hint
-        assert ending.leading.unkept == unkept, "`decod drain` says it, too"
-
-    run(tmp_path, monkeypatch, None, test)
+    ending.leading._checkpoints.last = 5
+    ending.writes("E-CKP-012 no room")
+    assert (await ending.end()).reason is StopReason.FINISHED
+    model, unkept, hint = ending.lines
+    assert model.startswith("model of iteration 9: ")
+    assert unkept == "the checkpoint of iteration 9 is not kept: E-CKP-012 no room"
+    assert hint == ending.hint
+    assert ending.leading.unkept == unkept, "`decod drain` says it, too"
 
 
-def test_a_leader_without_a_quorum_says_that_others_may_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("error", [no_member(1)])
+async def test_a_leader_without_a_quorum_says_that_others_may_go_on(ending: Ending) -> None:
     """A checkpoint that is resumed would be a second run."""
-
-    async def test(ending: Ending) -> None:
-        ending.leading._checkpoints.last = 5
-        ending.cut_off()
-        await ending.end()
-        elsewhere, *rest = ending.lines
-        assert "they may go on with another leader; to take part: decod leader" in elsewhere
-        named = JoinString.parse(elsewhere.rpartition("--join ")[2]).addresses
-        assert named == tuple(member.address for member in view_of("d0", "d1").data_nodes)
-        assert rest == [NOT_KEPT, ending.hint]
-        assert not ending.warned
-
-    run(tmp_path, monkeypatch, no_member(1), test)
+    ending.leading._checkpoints.last = 5
+    ending.cut_off()
+    await ending.end()
+    elsewhere, *rest = ending.lines
+    assert "they may go on with another leader; to take part: decod leader" in elsewhere
+    named = JoinString.parse(elsewhere.rpartition("--join ")[2]).addresses
+    assert named == tuple(member.address for member in view_of("d0", "d1").data_nodes)
+    assert rest == [NOT_KEPT, ending.hint]
+    assert not ending.warned
 
 
 @pytest.mark.parametrize(("averages", "timeout_s"), [(True, None), (False, 0.0)])
-def test_what_members_have_learnt_by_themselves_is_averaged_before_a_run_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, averages: bool, timeout_s: float | None
+async def test_what_members_have_learnt_by_themselves_is_averaged_before_a_run_ends(
+    ending: Ending, *, averages: bool, timeout_s: float | None
 ) -> None:
     """But the operator does not wait longer than leaving may take."""
-
-    async def test(ending: Ending) -> None:
-        ending.learn_apart(averages=averages)
-        await ending.end(timeout_s=timeout_s)
-        asked = [kind for kind in ending.posted if kind in (AverageRequested, BlockCommits)]
-        assert asked[:2] == [AverageRequested, BlockCommits]
-
-    run(tmp_path, monkeypatch, None, test)
+    ending.learn_apart(averages=averages)
+    await ending.end(timeout_s=timeout_s)
+    asked = [kind for kind in ending.posted if kind in (AverageRequested, BlockCommits)]
+    assert asked[:2] == [AverageRequested, BlockCommits]
 
 
-def test_a_run_that_is_done_needs_no_further_average(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(ending: Ending) -> None:
-        ending.learn_apart(averages=False)
-        await ending.end(complete=True)
-        assert AverageRequested not in ending.posted
-
-    run(tmp_path, monkeypatch, None, test)
+async def test_a_run_that_is_done_needs_no_further_average(ending: Ending) -> None:
+    ending.learn_apart(averages=False)
+    await ending.end(complete=True)
+    assert AverageRequested not in ending.posted
 
 
 @pytest.mark.parametrize("error", [None, no_member(1)])
-def test_who_was_replaced_has_nothing_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: DecodError | None
-) -> None:
-    async def test(ending: Ending) -> None:
-        ending.leading._checkpoints.last = 5
-        ending.reason = StopReason.SUPERSEDED
-        assert (await ending.end()).reason is StopReason.SUPERSEDED
-        assert not any("--resume" in line for line in ending.lines), ending.lines
-
-    run(tmp_path, monkeypatch, error, test)
+async def test_who_was_replaced_has_nothing_to_resume(ending: Ending) -> None:
+    ending.leading._checkpoints.last = 5
+    ending.reason = StopReason.SUPERSEDED
+    assert (await ending.end()).reason is StopReason.SUPERSEDED
+    assert not any("--resume" in line for line in ending.lines), ending.lines
 
 
-def test_a_run_of_which_nothing_is_kept_does_not_end_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(ending: Ending) -> None:
-        with pytest.raises(DecodError, match=r"E-RUN-009 .*checkpoint\.every_iterations") as caught:
-            await ending.end()
-        assert caught.value.exit_code == 1
-        assert str(caught.value).startswith(f"E-RUN-009 {NOT_KEPT}")
-        assert ending.stopped.done(), "the others are let go"
-        assert ending.lines == []
-
-    run(tmp_path, monkeypatch, no_member(1), test)
-
-
-def test_a_run_that_is_done_and_can_not_be_kept_does_not_end_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody asked for its end, so nobody may look at what it says."""
-
-    async def test(ending: Ending) -> None:
-        ending.leading._checkpoints.last = 5
-        with pytest.raises(DecodError, match=r"E-RUN-009 .*--resume 5"):
-            await ending.end(complete=True)
-        assert ending.lines == [ending.hint]
-
-    run(tmp_path, monkeypatch, no_member(1), test)
-
-
-def test_a_model_that_was_kept_before_its_stage_left_is_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(ending: Ending) -> None:
-        ending.writes()
-        ending.node.progress.take(noted("stage.ending", {"stage": 1, "peer": STRANGER}, 2.0))
-        assert ending.leading._checkpoint_task is not None
-        await ending.leading._checkpoint_task
-        monkeypatch.setattr(module, "export_model", None)
-        assert (await ending.end()).reason is StopReason.FINISHED
-        model, following = ending.lines
-        assert model.startswith("model of iteration 9: ")
-        folder = model.removeprefix("model of iteration 9: ")
-        assert following == f'next: decod generate --model {folder} "Once upon a time"'
-        assert ending.leading.unkept == ""
-
-    run(tmp_path, monkeypatch, None, test)
-
-
-def test_a_model_of_what_the_run_gave_up_is_not_taken_for_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(ending: Ending) -> None:
-        ending.writes()
-        await ending.leading._keep_result()
-        returned = {"iteration": 9, "source": "neighbours", "num_repeated": 0, "reason": "lost"}
-        ending.node.progress.take(noted("run.returned", returned, 2.0))
+@pytest.mark.parametrize("error", [no_member(1)])
+async def test_a_run_of_which_nothing_is_kept_does_not_end_well(ending: Ending) -> None:
+    with pytest.raises(DecodError, match=r"E-RUN-009 .*checkpoint\.every_iterations") as caught:
         await ending.end()
-        assert sum(line.startswith("model of iteration 9: ") for line in ending.lines) == 2
+    assert caught.value.exit_code == 1
+    assert str(caught.value).startswith(f"E-RUN-009 {NOT_KEPT}")
+    assert ending.stopped.done(), "the others are let go"
+    assert ending.lines == []
 
-    run(tmp_path, monkeypatch, None, test)
+
+@pytest.mark.parametrize("error", [no_member(1)])
+async def test_a_run_that_is_done_and_can_not_be_kept_does_not_end_well(ending: Ending) -> None:
+    """Nobody asked for its end, so nobody may look at what it says."""
+    ending.leading._checkpoints.last = 5
+    with pytest.raises(DecodError, match=r"E-RUN-009 .*--resume 5"):
+        await ending.end(complete=True)
+    assert ending.lines == [ending.hint]
 
 
-def test_a_disk_that_is_full_is_an_error_and_the_last_checkpoint_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_model_that_was_kept_before_its_stage_left_is_enough(
+    monkeypatch: pytest.MonkeyPatch, ending: Ending
 ) -> None:
-    async def test(ending: Ending) -> None:
-        ending.leading._checkpoints.last = 5
-        with pytest.raises(HardwareError, match="the disk is full"):
-            await ending.end()
-        assert ending.lines == [ending.hint]
+    ending.writes()
+    ending.node.progress.take(noted("stage.ending", {"stage": 1, "peer": STRANGER}, 2.0))
+    assert ending.leading._checkpoint_task is not None
+    await ending.leading._checkpoint_task
+    monkeypatch.setattr(module, "export_model", None)
+    assert (await ending.end()).reason is StopReason.FINISHED
+    model, following = ending.lines
+    assert model.startswith("model of iteration 9: ")
+    folder = model.removeprefix("model of iteration 9: ")
+    assert following == f'next: decod generate --model {folder} "Once upon a time"'
+    assert ending.leading.unkept == ""
 
-    run(tmp_path, monkeypatch, NO_ROOM, test)
+
+async def test_a_model_of_what_the_run_gave_up_is_not_taken_for_the_last(ending: Ending) -> None:
+    ending.writes()
+    await ending.leading._keep_result()
+    returned = {"iteration": 9, "source": "neighbours", "num_repeated": 0, "reason": "lost"}
+    ending.node.progress.take(noted("run.returned", returned, 2.0))
+    await ending.end()
+    assert sum(line.startswith("model of iteration 9: ") for line in ending.lines) == 2
+
+
+@pytest.mark.parametrize("error", [NO_ROOM])
+async def test_a_disk_that_is_full_is_an_error_and_the_last_checkpoint_is_named(
+    ending: Ending,
+) -> None:
+    ending.leading._checkpoints.last = 5
+    with pytest.raises(HardwareError, match="the disk is full"):
+        await ending.end()
+    assert ending.lines == [ending.hint]

@@ -35,34 +35,26 @@ def test_the_bar_shows_how_much_is_here_and_how_long_it_takes() -> None:
     assert transfer_text(half(), 60.0) == text
 
 
-def test_nothing_is_shown_but_a_transfer(
+async def test_nothing_is_shown_but_a_transfer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def test() -> None:
-        terminal, box = FakeTerminal(), list[Transfer | None]([None])
-        monkeypatch.setattr(module, "_BAR_INTERVAL_S", 0.001)
-        showing = asyncio.create_task(
-            show_transfer(lambda: box[0], cast("PatientTerminal", terminal))
-        )
-        await asyncio.sleep(0)
-        assert terminal.shown == []
-        box[0] = half()
-        await wait_until(lambda: len(terminal.shown) > 2)
-        assert terminal.shown[0].startswith("state of stage 2 [")
-        box[0] = None
-        await wait_until(lambda: terminal.shown[-1] == "")
-        num_shown = len(terminal.shown)
-        showing.cancel()
-        await asyncio.wait({showing})
-        assert terminal.shown[num_shown:] == [""]
-
-    asyncio.run(test())
+    terminal, box = FakeTerminal(), list[Transfer | None]([None])
+    monkeypatch.setattr(module, "_BAR_INTERVAL_S", 0.001)
+    showing = asyncio.create_task(show_transfer(lambda: box[0], cast("PatientTerminal", terminal)))
+    await asyncio.sleep(0)
+    assert terminal.shown == []
+    box[0] = half()
+    await wait_until(lambda: len(terminal.shown) > 2)
+    assert terminal.shown[0].startswith("state of stage 2 [")
+    box[0] = None
+    await wait_until(lambda: terminal.shown[-1] == "")
+    num_shown = len(terminal.shown)
+    showing.cancel()
+    await asyncio.wait({showing})
+    assert terminal.shown[num_shown:] == [""]
 
 
-def test_a_log_gets_no_bar() -> None:
-    async def test() -> None:
-        terminal = FakeTerminal(redraws=False)
-        await show_transfer(half, cast("PatientTerminal", terminal))
-        assert terminal.shown == [""]
-
-    asyncio.run(test())
+async def test_a_log_gets_no_bar() -> None:
+    terminal = FakeTerminal(redraws=False)
+    await show_transfer(half, cast("PatientTerminal", terminal))
+    assert terminal.shown == [""]

@@ -65,66 +65,57 @@ def give_core(node: Node) -> NodeMachine:
 
 @pytest.mark.parametrize("leads", [True, False])
 @pytest.mark.parametrize("running", [True, False])
-def test_a_status_has_the_documented_fields_and_is_json(
+async def test_a_status_has_the_documented_fields_and_is_json(
     tmp_path: Path, leads: bool, running: bool
 ) -> None:
-    async def test() -> None:
-        with make_node(tmp_path, leads=leads) as node:
-            if running:
-                give_core(node).start(0.0)
-            status = json.loads(json.dumps(node.local_status(), allow_nan=False))
-            assert set(status) == documented_fields()
-            assert status["state"] == ("joining" if running else "starting")
-            assert status["leader"]["id"] == node.part.leader
-            assert len(status["stages"]) == 3
-
-    asyncio.run(test())
+    with make_node(tmp_path, leads=leads) as node:
+        if running:
+            give_core(node).start(0.0)
+        status = json.loads(json.dumps(node.local_status(), allow_nan=False))
+        assert set(status) == documented_fields()
+        assert status["state"] == ("joining" if running else "starting")
+        assert status["leader"]["id"] == node.part.leader
+        assert len(status["stages"]) == 3
 
 
-def test_the_leader_tells_of_candidates(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            machine = give_core(node)
-            machine.start(0.0)
-            assert machine.leader is not None
-            offer = Join(
-                address="127.0.0.1:9",
-                role=Role.RELAY,
-                capacity=3,
-                stage_index=None,
-                manifest_sha256=node.part.manifest.sha256,
-                incarnation=1,
-                name="calm-crane",
-            )
-            machine.leader.join(1.0, STRANGER, offer)
+async def test_the_leader_tells_of_candidates(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node:
+        machine = give_core(node)
+        machine.start(0.0)
+        assert machine.leader is not None
+        offer = Join(
+            address="127.0.0.1:9",
+            role=Role.RELAY,
+            capacity=3,
+            stage_index=None,
+            manifest_sha256=node.part.manifest.sha256,
+            incarnation=1,
+            name="calm-crane",
+        )
+        machine.leader.join(1.0, STRANGER, offer)
+        status = node.local_status()
+        told = {candidate["name"]: candidate for candidate in status["candidates"]}
+        assert told["calm-crane"]["capacity"] == 3
+        json.dumps(status, allow_nan=False)
+
+
+async def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node:
+        machine, me = give_core(node), node.node_id
+        assert machine.leader is not None
+        members = [
+            Member(me, "h:1", Role.DATA, 0, 2, 0),
+            Member(STRANGER, "h:2", Role.RELAY, 1, 0),
+        ]
+        view = View.of(members, version=1, leader=me, term=1, num_stages=2)
+        machine.context.adopt(view)
+        machine.leader.view = view
+        for said, shown in (("training", "paused"), ("draining", "draining")):
+            machine.leader.polling.loads[STRANGER] = NodeLoad(STRANGER, 3, 4, 9, said)
             status = node.local_status()
-            told = {candidate["name"]: candidate for candidate in status["candidates"]}
-            assert told["calm-crane"]["capacity"] == 3
-            json.dumps(status, allow_nan=False)
-
-    asyncio.run(test())
-
-
-def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            machine, me = give_core(node), node.node_id
-            assert machine.leader is not None
-            members = [
-                Member(me, "h:1", Role.DATA, 0, 2, 0),
-                Member(STRANGER, "h:2", Role.RELAY, 1, 0),
-            ]
-            view = View.of(members, version=1, leader=me, term=1, num_stages=2)
-            machine.context.adopt(view)
-            machine.leader.view = view
-            for said, shown in (("training", "paused"), ("draining", "draining")):
-                machine.leader.polling.loads[STRANGER] = NodeLoad(STRANGER, 3, 4, 9, said)
-                status = node.local_status()
-                (paused,) = status["stages"][1]["nodes"]
-                assert (paused["state"], paused["capacity"]) == (shown, 0)
-            assert "all members of stage 1 are paused" in status["message"]
-
-    asyncio.run(test())
+            (paused,) = status["stages"][1]["nodes"]
+            assert (paused["state"], paused["capacity"]) == (shown, 0)
+        assert "all members of stage 1 are paused" in status["message"]
 
 
 @pytest.mark.parametrize(
@@ -134,26 +125,21 @@ def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_path: 
         (Organisation.SERVERS, "servers", " (decod join --server)"),
     ],
 )
-def test_the_leader_says_whom_an_empty_stage_needs(
+async def test_the_leader_says_whom_an_empty_stage_needs(
     organisation: Organisation, who: str, command: str, tmp_path: Path
 ) -> None:
-    async def test() -> None:
-        with make_node(tmp_path, organisation=organisation) as node:
-            machine, me = give_core(node), node.node_id
-            assert machine.leader is not None
-            assert node.local_status()["message"] == (
-                f"waiting for {who}: stage 0 has 0 of 1, stage 1 has 0 of 1, stage 2 has 0 of 1"
-                + command
-            )
-            only = [Member(me, "h:1", Role.DATA, 0, 2, 0)]
-            machine.leader.view = View.of(only, version=1, leader=me, term=1, num_stages=2)
-            assert node.local_status()["message"] == (
-                f"waiting for {who}: stage 1 has 0 of 1{command}"
-            )
-            machine.leader.committed = Iteration(1, 0)
-            assert node.local_status()["message"] == f"waiting for {who} of stage 1{command}"
-
-    asyncio.run(test())
+    with make_node(tmp_path, organisation=organisation) as node:
+        machine, me = give_core(node), node.node_id
+        assert machine.leader is not None
+        assert node.local_status()["message"] == (
+            f"waiting for {who}: stage 0 has 0 of 1, stage 1 has 0 of 1, stage 2 has 0 of 1"
+            + command
+        )
+        only = [Member(me, "h:1", Role.DATA, 0, 2, 0)]
+        machine.leader.view = View.of(only, version=1, leader=me, term=1, num_stages=2)
+        assert node.local_status()["message"] == (f"waiting for {who}: stage 1 has 0 of 1{command}")
+        machine.leader.committed = Iteration(1, 0)
+        assert node.local_status()["message"] == f"waiting for {who} of stage 1{command}"
 
 
 def give_view(node: Node, *, leads: bool) -> NodeMachine:
@@ -171,7 +157,7 @@ def give_view(node: Node, *, leads: bool) -> NodeMachine:
     return machine
 
 
-def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_it_either(
+async def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_it_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A leader that is busy may not answer at once."""
@@ -180,26 +166,22 @@ def test_a_member_that_can_not_ask_its_leader_says_so_only_if_it_has_not_heard_i
         raise NetworkError("no answer from h:2", why="refused", fix="check it")
 
     monkeypatch.setattr(module, "ask_status", nobody)
-
-    async def test() -> None:
-        with make_node(tmp_path, leads=False) as node:
-            machine = give_view(node, leads=False)
-            machine.leadership.election.leader_watch.heard_s = time.monotonic()
-            assert (await full_status(node))["run_state"] == node.local_status()["run_state"]
-            machine.leadership.election.leader_watch.heard_s -= 20.0
-            status = await full_status(node)
-            assert status["run_state"] == "waiting"
-            assert status["state"] == status["node"]["state"] == "reconnecting"
-            assert re.fullmatch(
-                r"nothing has come from the leader, calm-crane \(h:2\), for 2\d s:"
-                r" after 60 s me looks for the run again",
-                status["message"],
-            )
-
-    asyncio.run(test())
+    with make_node(tmp_path, leads=False) as node:
+        machine = give_view(node, leads=False)
+        machine.leadership.election.leader_watch.heard_s = time.monotonic()
+        assert (await full_status(node))["run_state"] == node.local_status()["run_state"]
+        machine.leadership.election.leader_watch.heard_s -= 20.0
+        status = await full_status(node)
+        assert status["run_state"] == "waiting"
+        assert status["state"] == status["node"]["state"] == "reconnecting"
+        assert re.fullmatch(
+            r"nothing has come from the leader, calm-crane \(h:2\), for 2\d s:"
+            r" after 60 s me looks for the run again",
+            status["message"],
+        )
 
 
-def test_a_late_leader_leaves_its_last_answer_for_a_while_and_then_the_unknown(
+async def test_a_late_leader_leaves_its_last_answer_for_a_while_and_then_the_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A paused node must not show that the run is paused."""
@@ -211,55 +193,47 @@ def test_a_late_leader_leaves_its_last_answer_for_a_while_and_then_the_unknown(
         return answers.pop()
 
     monkeypatch.setattr(module, "ask_status", answer_once)
-
-    async def test() -> None:
-        with make_node(tmp_path, leads=False) as node:
-            machine = give_view(node, leads=False)
-            machine.leadership.election.leader_watch.heard_s = time.monotonic()
-            monkeypatch.setattr(NodeMachine, "state", NodeState.PAUSED)
-            for _ in range(2):
-                status = await full_status(node)
-                assert (status["run_state"], status["iteration"]) == ("training", 7)
-            monkeypatch.setattr(module, "KEPT_MAX_S", -1.0)
+    with make_node(tmp_path, leads=False) as node:
+        machine = give_view(node, leads=False)
+        machine.leadership.election.leader_watch.heard_s = time.monotonic()
+        monkeypatch.setattr(NodeMachine, "state", NodeState.PAUSED)
+        for _ in range(2):
             status = await full_status(node)
-            assert (status["run_state"], status["state"]) == ("unknown", "paused")
-            assert status["message"] == module.NO_ANSWER
-            node.progress.message = "iteration 7 is repeated"
-            assert (await full_status(node))["message"] == "iteration 7 is repeated"
-
-    asyncio.run(test())
-
-
-def test_a_run_without_a_quorum_does_not_train_and_names_who_is_gone(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            machine = give_view(node, leads=True)
-            assert machine.leader is not None
-            machine.leader.quorum.wait_for([STRANGER], machine.context.view)
-            status = node.local_status()
-            assert status["run_state"] == "waiting"
-            assert "NO QUORUM: training waits for some of calm-crane" in status["message"]
-            campaign = machine.leadership.election.campaign
-            campaign.state, campaign.unanswered = ElectionState.STANDING, (STRANGER,)
-            status = node.local_status()
-            assert (status["run_state"], status["leader"]["electing"]) == ("waiting", True)
-            assert "more than half of 2 nodes must agree" in status["message"]
-            assert status["message"].endswith("no word yet of calm-crane")
-
-    asyncio.run(test())
+            assert (status["run_state"], status["iteration"]) == ("training", 7)
+        monkeypatch.setattr(module, "KEPT_MAX_S", -1.0)
+        status = await full_status(node)
+        assert (status["run_state"], status["state"]) == ("unknown", "paused")
+        assert status["message"] == module.NO_ANSWER
+        node.progress.message = "iteration 7 is repeated"
+        assert (await full_status(node))["message"] == "iteration 7 is repeated"
 
 
-def test_what_a_node_tells_of_itself_names_it_because_others_show_it_too(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            fields = {"term": 2, "num_votes": 4}
-            node.progress.take(noted("leader.elected", fields, 1.0))
-            node.recent.take(noted("leader.elected", fields, time.monotonic()))
-            status = node.local_status()
-            assert status["message"] == "me leads the run in term 2"
-            assert status["recent"][0]["text"] == "me leads term 2, by 4 votes"
+async def test_a_run_without_a_quorum_does_not_train_and_names_who_is_gone(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node:
+        machine = give_view(node, leads=True)
+        assert machine.leader is not None
+        machine.leader.quorum.wait_for([STRANGER], machine.context.view)
+        status = node.local_status()
+        assert status["run_state"] == "waiting"
+        assert "NO QUORUM: training waits for some of calm-crane" in status["message"]
+        campaign = machine.leadership.election.campaign
+        campaign.state, campaign.unanswered = ElectionState.STANDING, (STRANGER,)
+        status = node.local_status()
+        assert (status["run_state"], status["leader"]["electing"]) == ("waiting", True)
+        assert "more than half of 2 nodes must agree" in status["message"]
+        assert status["message"].endswith("no word yet of calm-crane")
 
-    asyncio.run(test())
+
+async def test_what_a_node_tells_of_itself_names_it_because_others_show_it_too(
+    tmp_path: Path,
+) -> None:
+    with make_node(tmp_path) as node:
+        fields = {"term": 2, "num_votes": 4}
+        node.progress.take(noted("leader.elected", fields, 1.0))
+        node.recent.take(noted("leader.elected", fields, time.monotonic()))
+        status = node.local_status()
+        assert status["message"] == "me leads the run in term 2"
+        assert status["recent"][0]["text"] == "me leads term 2, by 4 votes"
 
 
 def test_progress_follows_the_commits() -> None:
@@ -353,35 +327,27 @@ def test_only_the_newest_losses_are_kept() -> None:
     "text",
     ["", "[]", "5", "{}", '{"schema_version": 9}', "[" * 99_999, '{"schema_version": 1}'],
 )
-def test_a_leader_that_tells_nonsense_leaves_what_the_node_knows(
+async def test_a_leader_that_tells_nonsense_leaves_what_the_node_knows(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def tell(*_: Any, **__: Any) -> str:
         return text
 
     monkeypatch.setattr(module, "ask_status", tell)
-
-    async def test() -> None:
-        with make_node(tmp_path, leads=False) as node:
-            assert await full_status(node) == node.local_status()
-
-    asyncio.run(test())
+    with make_node(tmp_path, leads=False) as node:
+        assert await full_status(node) == node.local_status()
 
 
-def test_a_banned_node_shows_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_banned_node_shows_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def refuse(*_: Any, **__: Any) -> str:
         raise banned("banned by calm-crane for ever: it lies")
 
     monkeypatch.setattr(module, "ask_status", refuse)
-
-    async def test() -> None:
-        with make_node(tmp_path, leads=False) as node:
-            assert "calm-crane for ever: it lies" in (await full_status(node))["message"]
-
-    asyncio.run(test())
+    with make_node(tmp_path, leads=False) as node:
+        assert "calm-crane for ever: it lies" in (await full_status(node))["message"]
 
 
-def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
+async def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = {
@@ -403,39 +369,32 @@ def test_a_volunteer_shows_the_leaders_view_and_its_own_part(
         return json.dumps(told)
 
     monkeypatch.setattr(module, "ask_status", tell)
-
-    async def test() -> None:
-        with make_node(tmp_path, leads=False) as node:
-            own, status = node.local_status(), await full_status(node)
-            assert (status["run_state"], status["iteration"], status["loss"]) == (
-                "training",
-                7,
-                1.5,
-            )
-            mine = ("node", "state", "flows", "join_string", "stages", "counters")
-            for key in (*mine, "states", "syncing"):
-                assert status[key] == own[key], key
-            assert "made_up" not in status
-
-    asyncio.run(test())
+    with make_node(tmp_path, leads=False) as node:
+        own, status = node.local_status(), await full_status(node)
+        assert (status["run_state"], status["iteration"], status["loss"]) == (
+            "training",
+            7,
+            1.5,
+        )
+        mine = ("node", "state", "flows", "join_string", "stages", "counters")
+        for key in (*mine, "states", "syncing"):
+            assert status[key] == own[key], key
+        assert "made_up" not in status
 
 
-def test_what_was_not_routine_is_told_with_names_and_age(tmp_path: Path) -> None:
-    async def test() -> None:
-        with make_node(tmp_path) as node:
-            node.gateway.book.remember_name(STRANGER, "brave-otter")
-            node.note("iteration.opened", iteration="2.1", num_members=3, view_version=1)
-            assert node.local_status()["recent"] == [], "routine"
-            for _ in range(3):
-                node.note("member.lost", peer=STRANGER, reason="timeout")
-            node.note("iteration.mended", iteration="2.1", reason="lost brave-otter (timeout)")
-            lost, mended = node.local_status()["recent"]
-            assert lost["text"] == f"brave-otter ({STRANGER[:8]}) is gone: timeout"
-            assert mended["event"] == "iteration.mended"
-            assert "others do its part again" in mended["text"]
-            assert 0 <= mended["age_s"] <= lost["age_s"] < 60
-
-    asyncio.run(test())
+async def test_what_was_not_routine_is_told_with_names_and_age(tmp_path: Path) -> None:
+    with make_node(tmp_path) as node:
+        node.gateway.book.remember_name(STRANGER, "brave-otter")
+        node.note("iteration.opened", iteration="2.1", num_members=3, view_version=1)
+        assert node.local_status()["recent"] == [], "routine"
+        for _ in range(3):
+            node.note("member.lost", peer=STRANGER, reason="timeout")
+        node.note("iteration.mended", iteration="2.1", reason="lost brave-otter (timeout)")
+        lost, mended = node.local_status()["recent"]
+        assert lost["text"] == f"brave-otter ({STRANGER[:8]}) is gone: timeout"
+        assert mended["event"] == "iteration.mended"
+        assert "others do its part again" in mended["text"]
+        assert 0 <= mended["age_s"] <= lost["age_s"] < 60
 
 
 def test_what_two_nodes_tell_is_told_once_and_oldest_first() -> None:

@@ -1,8 +1,8 @@
 """Two hosts with one identity are told from one host that was started again."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -106,252 +106,199 @@ class Scene:
         return [(each["peer"], each["known_at"], each["address"]) for each in notes]
 
 
-def run(test: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(20), AsyncExitStack() as stack:
-            host = Host()
-            assert host.info is not None
-            scene_address = ""
-            answers = PeerAnswers(
-                name="alice",
-                hello=lambda _: replace(host.info or never(), node_id=ALICE),
-                address=lambda: scene_address,
-                status=lambda: "{}",
-                find_kept=find_nothing,
-            )
-            sizes = TensorSizes(activation_bytes=1, model_bytes=1)
-            gateway = Gateway(
-                RUN, MEMBERS[ALICE], sizes=sizes, answers=answers, files=FileLimit(1 << 20)
-            )
-            stack.push_async_callback(gateway.close)
-            driver = FakeDriver()
-            gateway.attach(cast("NodeDriver", driver))
-            server = PeerServer(MEMBERS[ALICE], RUN, gateway)
-            scene_address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-            stack.push_async_callback(server.stop, None)
-            await test(Scene(stack, gateway, driver, scene_address))
-
-    asyncio.run(main())
+@pytest.fixture(name="scene")
+@asynccontextmanager
+async def _scene() -> AsyncIterator[Scene]:
+    async with AsyncExitStack() as stack:
+        host = Host()
+        assert host.info is not None
+        scene_address = ""
+        answers = PeerAnswers(
+            name="alice",
+            hello=lambda _: replace(host.info or never(), node_id=ALICE),
+            address=lambda: scene_address,
+            status=lambda: "{}",
+            find_kept=find_nothing,
+        )
+        sizes = TensorSizes(activation_bytes=1, model_bytes=1)
+        gateway = Gateway(
+            RUN, MEMBERS[ALICE], sizes=sizes, answers=answers, files=FileLimit(1 << 20)
+        )
+        stack.push_async_callback(gateway.close)
+        driver = FakeDriver()
+        gateway.attach(cast("NodeDriver", driver))
+        server = PeerServer(MEMBERS[ALICE], RUN, gateway)
+        scene_address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        stack.push_async_callback(server.stop, None)
+        yield Scene(stack, gateway, driver, scene_address)
 
 
 def never() -> HelloInfo:
     raise AssertionError
 
 
-def test_a_second_host_is_refused_and_all_are_told() -> None:
-    async def test(scene: Scene) -> None:
-        first, second = await scene.start(), await scene.start()
-        assert await scene.ask(first) == ""
-        assert await scene.offered(first) == [offer(first.address)]
-        await scene.refuses(second, names=first.address)
-        assert scene.notes() == [(BOB, first.address, second.address)]
-        assert first.told == [second.address]
-        assert scene.gateway.client.address_of(BOB) == first.address
-        # It does not offer itself then. If it did, nobody would hear it.
-        assert await scene.offered(second) == []
-        assert scene.gateway.client.address_of(BOB) == first.address
-        assert len(scene.notes()) == 1, "once a minute is enough"
-
-    run(test)
+async def test_a_second_host_is_refused_and_all_are_told(scene: Scene) -> None:
+    first, second = await scene.start(), await scene.start()
+    assert await scene.ask(first) == ""
+    assert await scene.offered(first) == [offer(first.address)]
+    await scene.refuses(second, names=first.address)
+    assert scene.notes() == [(BOB, first.address, second.address)]
+    assert first.told == [second.address]
+    assert scene.gateway.client.address_of(BOB) == first.address
+    # It does not offer itself then. If it did, nobody would hear it.
+    assert await scene.offered(second) == []
+    assert scene.gateway.client.address_of(BOB) == first.address
+    assert len(scene.notes()) == 1, "once a minute is enough"
 
 
-def test_a_host_that_only_gets_ready_was_there_first_as_well() -> None:
-    async def test(scene: Scene) -> None:
-        first, second = await scene.start(), await scene.start()
-        assert await scene.ask(first) == ""
-        await scene.refuses(second, names=first.address)
-
-    run(test)
+async def test_a_host_that_only_gets_ready_was_there_first_as_well(scene: Scene) -> None:
+    first, second = await scene.start(), await scene.start()
+    assert await scene.ask(first) == ""
+    await scene.refuses(second, names=first.address)
 
 
-def test_of_two_hosts_that_ask_at_once_one_is_let_in() -> None:
-    async def test(scene: Scene) -> None:
-        bobs = await scene.start(), await scene.start()
-        answers = await asyncio.gather(*map(scene.ask, bobs), return_exceptions=True)
-        assert sorted(map(str, answers))[0] == ""
-        assert sum(isinstance(each, RejectedError) for each in answers) == 1
-
-    run(test)
+async def test_of_two_hosts_that_ask_at_once_one_is_let_in(scene: Scene) -> None:
+    bobs = await scene.start(), await scene.start()
+    answers = await asyncio.gather(*map(scene.ask, bobs), return_exceptions=True)
+    assert sorted(map(str, answers))[0] == ""
+    assert sum(isinstance(each, RejectedError) for each in answers) == 1
 
 
-def test_the_address_of_a_member_is_known_to_a_new_leader() -> None:
+async def test_the_address_of_a_member_is_known_to_a_new_leader(scene: Scene) -> None:
     """The second host may have asked the leader before it, which did not reach the first one."""
-
-    async def test(scene: Scene) -> None:
-        first, second = await scene.start(), await scene.start()
-        scene.gateway.use_members((member(BOB, first.address),))
-        assert await scene.offered(second) == []
-        assert scene.notes() == [(BOB, first.address, second.address)]
-        assert await scene.offered(first) == [offer(first.address)]
-
-    run(test)
+    first, second = await scene.start(), await scene.start()
+    scene.gateway.use_members((member(BOB, first.address),))
+    assert await scene.offered(second) == []
+    assert scene.notes() == [(BOB, first.address, second.address)]
+    assert await scene.offered(first) == [offer(first.address)]
 
 
-def test_one_host_that_is_started_again_elsewhere_is_let_in() -> None:
-    async def test(scene: Scene) -> None:
-        first, second = await scene.start(), await scene.start()
-        assert await scene.ask(first) == ""
-        assert await scene.offered(first)
-        await scene.end(first)
-        assert await scene.ask(second) == ""
-        assert await scene.offered(second) == [offer(second.address)]
-        assert scene.gateway.client.address_of(BOB) == second.address
-        assert scene.notes() == []
-
-    run(test)
+async def test_one_host_that_is_started_again_elsewhere_is_let_in(scene: Scene) -> None:
+    first, second = await scene.start(), await scene.start()
+    assert await scene.ask(first) == ""
+    assert await scene.offered(first)
+    await scene.end(first)
+    assert await scene.ask(second) == ""
+    assert await scene.offered(second) == [offer(second.address)]
+    assert scene.gateway.client.address_of(BOB) == second.address
+    assert scene.notes() == []
 
 
-def test_an_old_process_that_is_about_to_end_is_no_other_host() -> None:
-    async def test(scene: Scene) -> None:
-        first, second = await scene.start(), await scene.start()
-        assert await scene.ask(first) == ""
-        first.num_answers = 1
-        assert await scene.ask(second) == ""
-        assert await scene.offered(second)
-        assert scene.notes() == []
-
-    run(test)
+async def test_an_old_process_that_is_about_to_end_is_no_other_host(scene: Scene) -> None:
+    first, second = await scene.start(), await scene.start()
+    assert await scene.ask(first) == ""
+    first.num_answers = 1
+    assert await scene.ask(second) == ""
+    assert await scene.offered(second)
+    assert scene.notes() == []
 
 
-def test_one_host_that_answers_at_two_addresses_is_let_in_at_both() -> None:
-    async def test(scene: Scene) -> None:
-        old, first = await scene.start(), await scene.start()
-        second = await scene.start(Started(first.membership))
-        for each in (old, first, second, first):
-            assert await scene.ask(each) == ""
-            assert await scene.offered(each) == [offer(each.address)]
-            if each is old:
-                await scene.end(old)
-        assert scene.notes() == []
-
-    run(test)
+async def test_one_host_that_answers_at_two_addresses_is_let_in_at_both(scene: Scene) -> None:
+    old, first = await scene.start(), await scene.start()
+    second = await scene.start(Started(first.membership))
+    for each in (old, first, second, first):
+        assert await scene.ask(each) == ""
+        assert await scene.offered(each) == [offer(each.address)]
+        if each is old:
+            await scene.end(old)
+    assert scene.notes() == []
 
 
-def test_another_node_at_the_old_address_does_not_count() -> None:
+async def test_another_node_at_the_old_address_does_not_count(scene: Scene) -> None:
     """Its certificate is not that of the node."""
-
-    async def test(scene: Scene) -> None:
-        stranger, second = await scene.start(Started(new_data_node("carol"))), await scene.start()
-        scene.gateway.use_members((member(BOB, stranger.address),))
-        assert await scene.ask(second) == ""
-        assert await scene.offered(second)
-        assert scene.notes() == []
-
-    run(test)
+    stranger, second = await scene.start(Started(new_data_node("carol"))), await scene.start()
+    scene.gateway.use_members((member(BOB, stranger.address),))
+    assert await scene.ask(second) == ""
+    assert await scene.offered(second)
+    assert scene.notes() == []
 
 
-def test_a_host_that_was_out_of_reach_and_returns_is_the_later_one() -> None:
-    async def test(scene: Scene) -> None:
-        first, second = await scene.start(), await scene.start()
-        assert await scene.ask(first) == ""
-        first.num_answers = 0
-        assert await scene.ask(second) == ""
-        first.num_answers = 10
-        await scene.refuses(first, names=second.address)
-
-    run(test)
+async def test_a_host_that_was_out_of_reach_and_returns_is_the_later_one(scene: Scene) -> None:
+    first, second = await scene.start(), await scene.start()
+    assert await scene.ask(first) == ""
+    first.num_answers = 0
+    assert await scene.ask(second) == ""
+    first.num_answers = 10
+    await scene.refuses(first, names=second.address)
 
 
-def test_starts_that_take_turns_are_two_hosts_even_if_neither_is_in_reach() -> None:
+async def test_starts_that_take_turns_are_two_hosts_even_if_neither_is_in_reach(
+    scene: Scene,
+) -> None:
     """A new start of one host is none that was there before."""
-
-    async def test(scene: Scene) -> None:
-        first, second = Started(), Started()
-        first.address, second.address = "127.0.0.1:1", "127.0.0.1:2"
-        twins = scene.gateway._twins
-        for each in (first, first, second, first):
-            assert await twins.twin_of(BOB, each.address, each.start) == ""
-        assert await twins.twin_of(BOB, second.address, second.start) == first.address
-        assert scene.notes() == [(BOB, first.address, second.address)]
-        assert await twins.twin_of(BOB, "127.0.0.1:3", first.start) == "", "it has moved"
-        assert await twins.twin_of(BOB, second.address, Started().start) == "", "started again"
-
-    run(test)
+    first, second = Started(), Started()
+    first.address, second.address = "127.0.0.1:1", "127.0.0.1:2"
+    twins = scene.gateway._twins
+    for each in (first, first, second, first):
+        assert await twins.twin_of(BOB, each.address, each.start) == ""
+    assert await twins.twin_of(BOB, second.address, second.start) == first.address
+    assert scene.notes() == [(BOB, first.address, second.address)]
+    assert await twins.twin_of(BOB, "127.0.0.1:3", first.start) == "", "it has moved"
+    assert await twins.twin_of(BOB, second.address, Started().start) == "", "started again"
 
 
-def test_two_hosts_that_say_that_they_are_at_one_address_are_told() -> None:
+async def test_two_hosts_that_say_that_they_are_at_one_address_are_told(scene: Scene) -> None:
     """As behind a router that passes a port on to one of them."""
-
-    async def test(scene: Scene) -> None:
-        first, second = await scene.start(), Started()
-        second.address = first.address
-        assert await scene.ask(first) == ""
-        await scene.refuses(second, names=first.address)
-
-    run(test)
+    first, second = await scene.start(), Started()
+    second.address = first.address
+    assert await scene.ask(first) == ""
+    await scene.refuses(second, names=first.address)
 
 
-def test_a_host_with_the_leaders_own_identity_is_told() -> None:
-    async def test(scene: Scene) -> None:
-        clone = await scene.start(Started(new_data_node("alice")))
-        await scene.refuses(clone, names=scene.address)
-        assert scene.notes() == [(ALICE, scene.address, clone.address)]
-
-    run(test)
+async def test_a_host_with_the_leaders_own_identity_is_told(scene: Scene) -> None:
+    clone = await scene.start(Started(new_data_node("alice")))
+    await scene.refuses(clone, names=scene.address)
+    assert scene.notes() == [(ALICE, scene.address, clone.address)]
 
 
-def test_only_the_leader_is_believed_about_this_nodes_own_identity() -> None:
-    async def test(scene: Scene) -> None:
-        request = HelloRequest(sender=BOB, twin_address="h:2")
-        await hello(scene.address, request, MEMBERS[BOB])
-        assert scene.notes() == []
-        scene.driver.facts.view.leader = BOB
-        await hello(scene.address, request, MEMBERS[BOB])
-        assert scene.notes() == [(ALICE, scene.address, "h:2")]
-
-    run(test)
+async def test_only_the_leader_is_believed_about_this_nodes_own_identity(scene: Scene) -> None:
+    request = HelloRequest(sender=BOB, twin_address="h:2")
+    await hello(scene.address, request, MEMBERS[BOB])
+    assert scene.notes() == []
+    scene.driver.facts.view.leader = BOB
+    await hello(scene.address, request, MEMBERS[BOB])
+    assert scene.notes() == [(ALICE, scene.address, "h:2")]
 
 
-def test_nobody_is_dialled_again_where_it_was_not_found_before() -> None:
+async def test_nobody_is_dialled_again_where_it_was_not_found_before(scene: Scene) -> None:
     """Or a member could have a node dial whomever it likes, by naming one address after another."""
-
-    async def test(scene: Scene) -> None:
-        victim, bob = await scene.start(Started(new_data_node("carol"))), await scene.start()
-        bob.address, own = victim.address, bob.address
-        await scene.ask(bob)
-        num_hellos = len(victim.hellos)
-        bob.address = own
-        assert await scene.ask(bob) == ""
-        assert len(victim.hellos) == num_hellos
-
-    run(test)
+    victim, bob = await scene.start(Started(new_data_node("carol"))), await scene.start()
+    bob.address, own = victim.address, bob.address
+    await scene.ask(bob)
+    num_hellos = len(victim.hellos)
+    bob.address = own
+    assert await scene.ask(bob) == ""
+    assert len(victim.hellos) == num_hellos
 
 
-def test_who_does_not_say_which_start_it_is_is_only_dialled() -> None:
+async def test_who_does_not_say_which_start_it_is_is_only_dialled(scene: Scene) -> None:
     """`decod doctor` asks beside a node that runs."""
-
-    async def test(scene: Scene) -> None:
-        first, doctor = await scene.start(), await scene.start()
-        assert await scene.ask(first) == ""
-        request = HelloRequest(sender=BOB, sender_address=doctor.address)
-        assert (await hello(scene.address, request, doctor.membership)).unreached == ""
-
-    run(test)
+    first, doctor = await scene.start(), await scene.start()
+    assert await scene.ask(first) == ""
+    request = HelloRequest(sender=BOB, sender_address=doctor.address)
+    assert (await hello(scene.address, request, doctor.membership)).unreached == ""
 
 
-def test_a_peer_of_a_collaborative_run_refuses_a_second_host_too() -> None:
-    async def test(scene: Scene) -> None:
-        notes: list[tuple[str, Any]] = []
+async def test_a_peer_of_a_collaborative_run_refuses_a_second_host_too(scene: Scene) -> None:
+    notes: list[tuple[str, Any]] = []
 
-        def twins(*found: Any) -> Twins:
-            own = MEMBERS[ALICE]
-            return Twins(own, lambda: "h:1", lambda event, **_: notes.append((event, _)), *found)
+    def twins(*found: Any) -> Twins:
+        own = MEMBERS[ALICE]
+        return Twins(own, lambda: "h:1", lambda event, **_: notes.append((event, _)), *found)
 
-        gateway = PeerGateway(
-            MEMBERS[ALICE],
-            RUN,
-            hello=lambda _: None,
-            status=lambda: "{}",
-            twins=twins,
-            pace=UNLIMITED,
-        )
-        scene.stack.push_async_callback(gateway.close)
-        first, second = await scene.start(), await scene.start()
-        gateway.use_addresses({BOB: first.address})
-        request = HelloRequest(sender=BOB, sender_address=second.address, start=second.start)
-        assert await gateway.dial_back(request) == Found(twin_address=first.address)
-        assert [event for event, _ in notes] == ["identity.shared"]
-        request = replace(request, sender_address=first.address, start=first.start)
-        assert await gateway.dial_back(request) == Found()
-
-    run(test)
+    gateway = PeerGateway(
+        MEMBERS[ALICE],
+        RUN,
+        hello=lambda _: None,
+        status=lambda: "{}",
+        twins=twins,
+        pace=UNLIMITED,
+    )
+    scene.stack.push_async_callback(gateway.close)
+    first, second = await scene.start(), await scene.start()
+    gateway.use_addresses({BOB: first.address})
+    request = HelloRequest(sender=BOB, sender_address=second.address, start=second.start)
+    assert await gateway.dial_back(request) == Found(twin_address=first.address)
+    assert [event for event, _ in notes] == ["identity.shared"]
+    request = replace(request, sender_address=first.address, start=first.start)
+    assert await gateway.dial_back(request) == Found()

@@ -53,7 +53,7 @@ def test_with_several_devices_it_says_both_ways_to_use_them(tmp_path: Path) -> N
         assert line.startswith(f"memory      at least {expected} for a stage, and ")
 
 
-def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(
+async def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     announced: list[str] = []
@@ -75,12 +75,8 @@ def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(
     monkeypatch.setattr(module, "run_until_stopped", run_until_stopped)
     monkeypatch.setattr(Node, "use_reach", lambda *_: None)
     monkeypatch.setattr(Node, "prepare", prepare)
-
-    async def test() -> None:
-        with make_node(tmp_path, leads=False) as node:
-            async with asyncio.timeout(10):
-                stop = await take_part(node, ("127.0.0.1:1",))
-        assert stop.reason is StopReason.FINISHED
-        assert announced == ["begun", "given up"]
-
-    asyncio.run(test())
+    with make_node(tmp_path, leads=False) as node:
+        async with asyncio.timeout(10):
+            stop = await take_part(node, ("127.0.0.1:1",))
+    assert stop.reason is StopReason.FINISHED
+    assert announced == ["begun", "given up"]

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,14 +94,6 @@ while "stubborn" in sys.argv[0]: signal.pause()
 COMMAND = (sys.executable, "-I", "-S", "-c", STAND_IN)
 
 
-def run(test: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await test
-
-    asyncio.run(bounded())
-
-
 class StandIn:
     """A started stand-in, closed at the end."""
 
@@ -131,69 +122,53 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def test_replies_come_to_the_jobs_in_their_order() -> None:
-    async def test() -> None:
-        async with StandIn() as compute:
-            region = ArenaAllocator(4096).allocate(100)
-            assert region is not None
-            first = compute.submit(Echo(1), inputs=(region,))
-            second = compute.submit(Echo(2), outputs=(region,))
-            assert (await second).result.outputs == ({"offset": 0, "num_bytes": 100},)
-            assert first.result().result.fields["x"] == 1
-            assert first.result().duration_s == 0.5
-
-    run(test())
+async def test_replies_come_to_the_jobs_in_their_order() -> None:
+    async with StandIn() as compute:
+        region = ArenaAllocator(4096).allocate(100)
+        assert region is not None
+        first = compute.submit(Echo(1), inputs=(region,))
+        second = compute.submit(Echo(2), outputs=(region,))
+        assert (await second).result.outputs == ({"offset": 0, "num_bytes": 100},)
+        assert first.result().result.fields["x"] == 1
+        assert first.result().duration_s == 0.5
 
 
-def test_a_refused_job_tells_why_and_the_next_one_runs() -> None:
-    async def test() -> None:
-        async with StandIn() as compute:
-            with pytest.raises(JobError, match="E-HW-003 no room: it is full"):
-                await compute.submit(Refuse())
-            assert (await compute.submit(Echo())).result.kind == "echo"
-
-    run(test())
+async def test_a_refused_job_tells_why_and_the_next_one_runs() -> None:
+    async with StandIn() as compute:
+        with pytest.raises(JobError, match="E-HW-003 no room: it is full"):
+            await compute.submit(Refuse())
+        assert (await compute.submit(Echo())).result.kind == "echo"
 
 
-def test_whoever_waits_hears_of_the_process_being_killed() -> None:
-    async def test() -> None:
-        async with StandIn() as compute:
-            waiting = [compute.submit(Wait()) for _ in range(3)]
-            os.kill(compute.pid, signal.SIGKILL)
-            for future in waiting:
-                with pytest.raises(ComputeDiedError, match="signal 9"):
-                    await future
-            assert "signal 9" in await compute.ended
-            with pytest.raises(ComputeDiedError):
-                await compute.submit(Echo())
-
-    run(test())
+async def test_whoever_waits_hears_of_the_process_being_killed() -> None:
+    async with StandIn() as compute:
+        waiting = [compute.submit(Wait()) for _ in range(3)]
+        os.kill(compute.pid, signal.SIGKILL)
+        for future in waiting:
+            with pytest.raises(ComputeDiedError, match="signal 9"):
+                await future
+        assert "signal 9" in await compute.ended
+        with pytest.raises(ComputeDiedError):
+            await compute.submit(Echo())
 
 
-def test_a_process_that_ends_while_idle_is_noticed() -> None:
-    async def test() -> None:
-        async with StandIn() as compute:
-            with pytest.raises(ComputeDiedError, match="exit code 3"):
-                await compute.submit(Exit())
-            assert "exit code 3" in await compute.ended
-
-    run(test())
+async def test_a_process_that_ends_while_idle_is_noticed() -> None:
+    async with StandIn() as compute:
+        with pytest.raises(ComputeDiedError, match="exit code 3"):
+            await compute.submit(Exit())
+        assert "exit code 3" in await compute.ended
 
 
-def test_a_process_may_say_why_it_ends() -> None:
+async def test_a_process_may_say_why_it_ends() -> None:
     """Idle, or with jobs that it has not answered."""
     why = "rank 1 on cuda:1 ended (signal 9)"
-
-    async def test() -> None:
-        async with StandIn() as compute:
-            waiting = compute.submit(Wait())
-            compute.submit(Say(json.dumps({"ends": why})))
-            compute.submit(Exit())
-            with pytest.raises(ComputeDiedError, match="rank 1 on cuda:1 ended"):
-                await waiting
-            assert await compute.ended == why
-
-    run(test())
+    async with StandIn() as compute:
+        waiting = compute.submit(Wait())
+        compute.submit(Say(json.dumps({"ends": why})))
+        compute.submit(Exit())
+        with pytest.raises(ComputeDiedError, match="rank 1 on cuda:1 ended"):
+            await waiting
+        assert await compute.ended == why
 
 
 @pytest.mark.parametrize(
@@ -210,48 +185,36 @@ def test_a_process_may_say_why_it_ends() -> None:
     ],
     ids=range(8),
 )
-def test_a_process_that_talks_nonsense_counts_as_ended(text: str) -> None:
+async def test_a_process_that_talks_nonsense_counts_as_ended(text: str) -> None:
     nonsense = STAND_IN.replace(
         'job["fields"]["text"]', f"{text[:1000]!r} * {max(1, len(text) // 1000)}"
     )
-
-    async def test() -> None:
-        async with StandIn(script=nonsense) as compute:
-            waiting = compute.submit(Say())
-            with pytest.raises(ComputeDiedError):
-                await waiting
-            await compute.ended
-
-    run(test())
+    async with StandIn(script=nonsense) as compute:
+        waiting = compute.submit(Say())
+        with pytest.raises(ComputeDiedError):
+            await waiting
+        await compute.ended
 
 
-def test_a_reply_that_nobody_asked_for_ends_it() -> None:
+async def test_a_reply_that_nobody_asked_for_ends_it() -> None:
     unasked = STAND_IN.replace("for line", "answer(0, {})\nfor line")
-
-    async def test() -> None:
-        async with StandIn(script=unasked) as compute:
-            await compute.ended
-
-    run(test())
+    async with StandIn(script=unasked) as compute:
+        await compute.ended
 
 
-def test_a_process_that_hangs_at_its_end_is_killed() -> None:
+async def test_a_process_that_hangs_at_its_end_is_killed() -> None:
     stubborn = STAND_IN.replace('"stubborn" in sys.argv[0]', "True")
-
-    async def test() -> None:
-        async with StandIn(script=stubborn, end_s=0.2) as compute:
-            pid = int((await compute.submit(Pid())).result.pid)
-            waiting = compute.submit(Wait())
-            closing = asyncio.create_task(compute.close())
-            await asyncio.sleep(0)
-            late = compute.submit(Echo())
-            await closing
-            assert not is_alive(pid)
-            for future in (waiting, late):
-                with pytest.raises(ComputeDiedError, match="signal 9"):
-                    await future
-
-    run(test())
+    async with StandIn(script=stubborn, end_s=0.2) as compute:
+        pid = int((await compute.submit(Pid())).result.pid)
+        waiting = compute.submit(Wait())
+        closing = asyncio.create_task(compute.close())
+        await asyncio.sleep(0)
+        late = compute.submit(Echo())
+        await closing
+        assert not is_alive(pid)
+        for future in (waiting, late):
+            with pytest.raises(ComputeDiedError, match="signal 9"):
+                await future
 
 
 class Hasty(Patience):
@@ -267,59 +230,45 @@ class Hasty(Patience):
 
 
 @pytest.mark.parametrize("killable", [True, False])
-def test_a_process_that_does_not_answer_is_ended(*, killable: bool) -> None:
+async def test_a_process_that_does_not_answer_is_ended(*, killable: bool) -> None:
     """One that can't be killed, since a driver holds it in the kernel, is given up."""
-
-    async def test() -> None:
-        async with StandIn(end_s=0.2) as compute:
-            pid = int((await compute.submit(Pid())).result.pid)
-            kill, told = compute.kill, list[tuple[str, float]]()
-            if not killable:
-                compute.kill = lambda: None  # type: ignore[method-assign]
-            compute.watch_over(Hasty(), lambda *of: told.append(of))
-            os.kill(pid, signal.SIGSTOP)
-            waiting = [compute.submit(Echo()), compute.submit(Pid())]
-            for future in waiting:
-                with pytest.raises(ComputeDiedError, match=r"not answered for 0 s .job: echo\)"):
-                    await future
-            assert "has not answered" in await compute.ended
-            ((kind, waited_s),) = told
-            assert kind == "echo"
-            assert waited_s > 0.2
-            assert is_alive(pid) == (not killable)
-            kill()
-            await compute._process.wait()
-
-    run(test())
+    async with StandIn(end_s=0.2) as compute:
+        pid = int((await compute.submit(Pid())).result.pid)
+        kill, told = compute.kill, list[tuple[str, float]]()
+        if not killable:
+            compute.kill = lambda: None  # type: ignore[method-assign]
+        compute.watch_over(Hasty(), lambda *of: told.append(of))
+        os.kill(pid, signal.SIGSTOP)
+        waiting = [compute.submit(Echo()), compute.submit(Pid())]
+        for future in waiting:
+            with pytest.raises(ComputeDiedError, match=r"not answered for 0 s .job: echo\)"):
+                await future
+        assert "has not answered" in await compute.ended
+        ((kind, waited_s),) = told
+        assert kind == "echo"
+        assert waited_s > 0.2
+        assert is_alive(pid) == (not killable)
+        kill()
+        await compute._process.wait()
 
 
-def test_a_cancelled_job_does_not_take_the_reply_of_the_next() -> None:
-    async def test() -> None:
-        async with StandIn() as compute:
-            compute.submit(Echo(1)).cancel()
-            assert (await compute.submit(Echo(2))).result.fields["x"] == 2
-
-    run(test())
+async def test_a_cancelled_job_does_not_take_the_reply_of_the_next() -> None:
+    async with StandIn() as compute:
+        compute.submit(Echo(1)).cancel()
+        assert (await compute.submit(Echo(2))).result.fields["x"] == 2
 
 
-def test_a_request_that_would_end_the_process_is_refused_before_it_gets_there() -> None:
+async def test_a_request_that_would_end_the_process_is_refused_before_it_gets_there() -> None:
     """The manifest in a load job comes from a peer."""
-
-    async def test() -> None:
-        async with StandIn() as compute:
-            with pytest.raises(JobError, match="E-RUN-006"):
-                await compute.submit(Echo("y" * compute.REQUEST_SIZE_MAX_BYTES))
-            assert (await compute.submit(Echo("y" * (1 << 19)))).result.kind == "echo"
-
-    run(test())
+    async with StandIn() as compute:
+        with pytest.raises(JobError, match="E-RUN-006"):
+            await compute.submit(Echo("y" * compute.REQUEST_SIZE_MAX_BYTES))
+        assert (await compute.submit(Echo("y" * (1 << 19)))).result.kind == "echo"
 
 
-def test_what_it_writes_on_stderr_is_in_the_log(tmp_path: Path) -> None:
-    async def test() -> None:
-        async with StandIn(log=tmp_path / "log") as compute:
-            await compute.submit(Complain())
-
-    run(test())
+async def test_what_it_writes_on_stderr_is_in_the_log(tmp_path: Path) -> None:
+    async with StandIn(log=tmp_path / "log") as compute:
+        await compute.submit(Complain())
     assert (tmp_path / "log").read_text() == "a warning\n"
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
@@ -357,23 +306,20 @@ asyncio.run(main())
 
 
 @pytest.mark.processes
-def test_the_real_process_keeps_the_contract_and_goes_when_its_node_is_killed() -> None:
-    async def test() -> None:
-        node = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", NODE, stdout=asyncio.subprocess.PIPE
-        )
-        assert node.stdout is not None
-        try:
-            lines = [(await node.stdout.readline()).decode().strip() for _ in range(4)]
-            assert lines[:3] == ["Nothing()", "JobError", "Nothing()"]
-            pid = int(lines[3])
-            assert is_alive(pid)
-        finally:
-            node.kill()
-            await node.wait()
-        await wait_until(lambda: not is_alive(pid), timeout_s=10)
-
-    run(test())
+async def test_the_real_process_keeps_the_contract_and_goes_when_its_node_is_killed() -> None:
+    node = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", NODE, stdout=asyncio.subprocess.PIPE
+    )
+    assert node.stdout is not None
+    try:
+        lines = [(await node.stdout.readline()).decode().strip() for _ in range(4)]
+        assert lines[:3] == ["Nothing()", "JobError", "Nothing()"]
+        pid = int(lines[3])
+        assert is_alive(pid)
+    finally:
+        node.kill()
+        await node.wait()
+    await wait_until(lambda: not is_alive(pid), timeout_s=10)
 
 
 @pytest.mark.processes

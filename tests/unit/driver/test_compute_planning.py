@@ -4,9 +4,9 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -34,78 +34,71 @@ HANGS = "import signal; signal.pause()"
 IGNORES_ITS_JOBS = "import sys; sys.exit(3)"
 
 
-def run(test: Callable[[PlanningProcess], Coroutine[Any, Any, None]], *code: str) -> None:
-    """Run a test with the real process, or with one that runs `code`."""
-    command = {"command": (sys.executable, "-I", "-S", "-c", *code)} if code else {}
-
-    async def bounded() -> None:
-        planning = PlanningProcess(ProtocolConfig(), **command)  # type: ignore[arg-type]
-        async with asyncio.timeout(30):
-            await test(planning)
-            await planning.close()
-
-    asyncio.run(bounded())
+@pytest.fixture(name="code")
+def _code() -> str | None:
+    return None
 
 
-def test_the_process_decides_as_this_one_would() -> None:
-    async def test(planning: PlanningProcess) -> None:
-        assert planning.pid is None, "nobody needs it yet"
-        replies = [planning.submit(JOB) for _ in range(2)]
-        pids = set()
-        for reply in replies:
-            assert (await reply).result == jobs.FlowsDecided(decide(UNSETTLED))
-            pids.add(planning.pid)
-        assert len(pids) == 1, "jobs that come while it starts start no second one"
-
-    run(test)
-
-
-def test_a_process_that_was_killed_loses_its_jobs_and_another_takes_the_next() -> None:
-    async def test(planning: PlanningProcess) -> None:
-        await planning.submit(JOB)
-        first = planning.pid
-        assert first is not None
-        os.kill(first, signal.SIGSTOP)
-        lost = planning.submit(JOB)
-        await asyncio.sleep(0)
-        os.kill(first, signal.SIGKILL)
-        with pytest.raises(ComputeDiedError, match="planning process ended"):
-            await lost
-        reply = await planning.submit(JOB)
-        assert reply.result == jobs.FlowsDecided(decide(UNSETTLED))
-        assert planning.pid != first
-
-    run(test)
+@pytest.fixture(name="planning")
+@asynccontextmanager
+async def _planning(code: str | None) -> AsyncIterator[PlanningProcess]:
+    """The real process, or one that runs `code`."""
+    planning = PlanningProcess(ProtocolConfig())
+    if code:
+        command = (sys.executable, "-I", "-S", "-c", code)
+        planning = PlanningProcess(ProtocolConfig(), command=command)
+    yield planning
+    await planning.close()
 
 
-def test_a_process_that_ends_at_once_fails_the_job() -> None:
-    async def test(planning: PlanningProcess) -> None:
-        for _ in range(2):
-            with pytest.raises(ComputeDiedError, match="exit code 3"):
-                await planning.submit(JOB)
+async def test_the_process_decides_as_this_one_would(planning: PlanningProcess) -> None:
+    assert planning.pid is None, "nobody needs it yet"
+    replies = [planning.submit(JOB) for _ in range(2)]
+    pids = set()
+    for reply in replies:
+        assert (await reply).result == jobs.FlowsDecided(decide(UNSETTLED))
+        pids.add(planning.pid)
+    assert len(pids) == 1, "jobs that come while it starts start no second one"
 
-    run(test, IGNORES_ITS_JOBS)
+
+async def test_a_process_that_was_killed_loses_its_jobs_and_another_takes_the_next(
+    planning: PlanningProcess,
+) -> None:
+    await planning.submit(JOB)
+    first = planning.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    lost = planning.submit(JOB)
+    await asyncio.sleep(0)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(ComputeDiedError, match="planning process ended"):
+        await lost
+    reply = await planning.submit(JOB)
+    assert reply.result == jobs.FlowsDecided(decide(UNSETTLED))
+    assert planning.pid != first
 
 
-def test_a_process_that_cannot_be_started_fails_the_job(tmp_path: Path) -> None:
-    async def test() -> None:
-        planning = PlanningProcess(ProtocolConfig(), command=(str(tmp_path / "nothing"),))
-        with pytest.raises(ComputeDiedError, match="can't start"):
+@pytest.mark.parametrize("code", [IGNORES_ITS_JOBS])
+async def test_a_process_that_ends_at_once_fails_the_job(planning: PlanningProcess) -> None:
+    for _ in range(2):
+        with pytest.raises(ComputeDiedError, match="exit code 3"):
             await planning.submit(JOB)
-        await planning.close()
-
-    asyncio.run(test())
 
 
-def test_a_node_that_ends_does_not_wait_for_a_decision() -> None:
-    async def test(planning: PlanningProcess) -> None:
-        job = planning.submit(JOB)
-        await wait_until(lambda: planning.pid is not None)
-        pid = planning.pid
-        assert pid is not None
-        await planning.close()
-        assert job.cancelled()
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+async def test_a_process_that_cannot_be_started_fails_the_job(tmp_path: Path) -> None:
+    planning = PlanningProcess(ProtocolConfig(), command=(str(tmp_path / "nothing"),))
+    with pytest.raises(ComputeDiedError, match="can't start"):
+        await planning.submit(JOB)
+    await planning.close()
 
-    run(test, HANGS)
+
+@pytest.mark.parametrize("code", [HANGS])
+async def test_a_node_that_ends_does_not_wait_for_a_decision(planning: PlanningProcess) -> None:
+    job = planning.submit(JOB)
+    await wait_until(lambda: planning.pid is not None)
+    pid = planning.pid
+    assert pid is not None
+    await planning.close()
+    assert job.cancelled()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

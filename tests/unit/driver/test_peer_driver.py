@@ -54,31 +54,27 @@ class Loop:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_copy_of_another_round_than_was_asked_for_is_refused(number: int, tmp_path: Path) -> None:
-    async def test() -> None:
-        loop, path = Loop(), tmp_path / "state"
-        asking = asyncio.ensure_future(loop.driver.request_copy(START))
-        await asyncio.sleep(0)
-        path.touch()
-        loop.driver.copied(loop.asked(), StateCopy(path, "{}", number))
-        found = await asking
-        assert path.exists() is (number == 0)
-        assert found == (StateCopy(path, "{}", 0) if number == 0 else "it is at round 1")
-        await loop.driver.close()
+async def test_a_copy_of_another_round_than_was_asked_for_is_refused(
+    number: int, tmp_path: Path
+) -> None:
+    loop, path = Loop(), tmp_path / "state"
+    asking = asyncio.ensure_future(loop.driver.request_copy(START))
+    await asyncio.sleep(0)
+    path.touch()
+    loop.driver.copied(loop.asked(), StateCopy(path, "{}", number))
+    found = await asking
+    assert path.exists() is (number == 0)
+    assert found == (StateCopy(path, "{}", 0) if number == 0 else "it is at round 1")
+    await loop.driver.close()
 
-    asyncio.run(test())
 
-
-def test_a_copy_that_nobody_waits_for_is_removed(tmp_path: Path) -> None:
-    async def test() -> None:
-        loop, path = Loop(), tmp_path / "state"
-        asking = asyncio.ensure_future(loop.driver.request_copy(START))
-        await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.wait([asking])
-        path.touch()
-        loop.driver.copied(loop.asked(), StateCopy(path, "{}", 0))
-        assert not path.exists()
-        await loop.driver.close()
-
-    asyncio.run(test())
+async def test_a_copy_that_nobody_waits_for_is_removed(tmp_path: Path) -> None:
+    loop, path = Loop(), tmp_path / "state"
+    asking = asyncio.ensure_future(loop.driver.request_copy(START))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    path.touch()
+    loop.driver.copied(loop.asked(), StateCopy(path, "{}", 0))
+    assert not path.exists()
+    await loop.driver.close()

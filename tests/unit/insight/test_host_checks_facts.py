@@ -107,18 +107,15 @@ async def hold(port: int, host: str = "127.0.0.1") -> int:
         return held.tried.error
 
 
-def test_a_held_port_notes_that_somebody_connects() -> None:
-    async def connect() -> None:
-        async with held_port("127.0.0.1", 0) as held:
-            assert not held.dialled.is_set()
-            reader, writer = await asyncio.open_connection("127.0.0.1", held.port)
-            assert await reader.read() == b""
-            assert held.dialled.is_set()
-            writer.close()
-            assert await hold(held.port) == errno.EADDRINUSE
-        assert await hold(held.port) == 0
-
-    asyncio.run(connect())
+async def test_a_held_port_notes_that_somebody_connects() -> None:
+    async with held_port("127.0.0.1", 0) as held:
+        assert not held.dialled.is_set()
+        reader, writer = await asyncio.open_connection("127.0.0.1", held.port)
+        assert await reader.read() == b""
+        assert held.dialled.is_set()
+        writer.close()
+        assert await hold(held.port) == errno.EADDRINUSE
+    assert await hold(held.port) == 0
 
 
 def test_a_port_must_be_free_for_datagrams_too() -> None:
