@@ -1,5 +1,6 @@
 """Who dials whom: members that nobody can dial, as the daemon treats them."""
 
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +21,9 @@ from tests.unit.daemon.test_gateway import (
     THIRD,
     FakeDriver,
     Iteration,
+    attached,
     member,
     offer,
-    run,
     said,
 )
 
@@ -44,6 +45,11 @@ class FakeKeeper(ReverseKeeper):
         self.ended.append(node)
 
 
+@pytest.fixture(name="driver")
+def _driver() -> AbstractAsyncContextManager[FakeDriver]:
+    return attached()
+
+
 def begin(gateway: Gateway, reach: Reach = Reach.PASSES_ON) -> FakeKeeper:
     keeper = FakeKeeper()
     gateway.dialling.listen(keeper, SERVER)
@@ -63,98 +69,86 @@ def passing(node: NodeId) -> Member:
     return replace(member(node), reach=Reach.PASSES_ON)
 
 
-def test_a_candidate_that_nobody_can_dial_is_heard_once_it_holds_a_call_open() -> None:
+async def test_a_candidate_that_nobody_can_dial_is_heard_once_it_holds_a_call_open(
+    driver: FakeDriver,
+) -> None:
     hidden_offer: Join = replace(offer(), reach=Reach.OUTBOUND)
-
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        keeper = begin(gateway)
-        gateway.deliver(said(hidden_offer))
-        assert not driver.events
-        assert not gateway._dialling, "nobody is dialled"
-        keeper.held.add(PEER)
-        gateway.deliver(said(hidden_offer))
-        assert len(driver.events) == 1
-        assert address_of(gateway, PEER).startswith("unix-abstract:")
-
-    run(test)
+    gateway = driver.gateway
+    keeper = begin(gateway)
+    gateway.deliver(said(hidden_offer))
+    assert not driver.events
+    assert not gateway._dialling, "nobody is dialled"
+    keeper.held.add(PEER)
+    gateway.deliver(said(hidden_offer))
+    assert len(driver.events) == 1
+    assert address_of(gateway, PEER).startswith("unix-abstract:")
 
 
-def test_a_candidate_that_nobody_can_dial_may_follow_a_member() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        begin(gateway)
-        gateway.deliver(said(Follow(1, 1, "h:1", Reach.OUTBOUND)))
-        assert len(driver.events) == 1
-        assert address_of(gateway, PEER).startswith("unix-abstract:")
-
-    run(test)
+async def test_a_candidate_that_nobody_can_dial_may_follow_a_member(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    begin(gateway)
+    gateway.deliver(said(Follow(1, 1, "h:1", Reach.OUTBOUND)))
+    assert len(driver.events) == 1
+    assert address_of(gateway, PEER).startswith("unix-abstract:")
 
 
-def test_a_member_is_dialled_from_when_it_can_be() -> None:
-    async def test(gateway: Gateway, _: FakeDriver) -> None:
-        begin(gateway)
-        gateway.use_members((hidden(PEER),))
-        first = address_of(gateway, PEER)
-        gateway.use_members((hidden(PEER), member(OTHER)))
-        assert address_of(gateway, PEER) == first, "its connections stay"
-        gateway.use_members((member(PEER), member(OTHER)))
-        assert address_of(gateway, PEER) == "127.0.0.1:9"
-
-    run(test)
+async def test_a_member_is_dialled_from_when_it_can_be(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    begin(gateway)
+    gateway.use_members((hidden(PEER),))
+    first = address_of(gateway, PEER)
+    gateway.use_members((hidden(PEER), member(OTHER)))
+    assert address_of(gateway, PEER) == first, "its connections stay"
+    gateway.use_members((member(PEER), member(OTHER)))
+    assert address_of(gateway, PEER) == "127.0.0.1:9"
 
 
 @pytest.mark.parametrize("reach", [Reach.OUTBOUND, Reach.DIALLED])
-def test_calls_are_kept_to_hosts_in_between_and_to_those_that_are_dealt_with(
-    reach: Reach, monkeypatch: pytest.MonkeyPatch
+async def test_calls_are_kept_to_hosts_in_between_and_to_those_that_are_dealt_with(
+    reach: Reach, monkeypatch: pytest.MonkeyPatch, driver: FakeDriver
 ) -> None:
-    async def test(gateway: Gateway, _: FakeDriver) -> None:
-        begin(gateway, reach)
-        met: list[NodeId] = []
-        holder = gateway.dialling._holder
+    gateway = driver.gateway
+    driver.facts.leading = None
+    begin(gateway, reach)
+    met: list[NodeId] = []
+    holder = gateway.dialling._holder
 
-        async def keep(node: NodeId, peer: Any) -> None:
-            met.append(node)
+    async def keep(node: NodeId, peer: Any) -> None:
+        met.append(node)
 
-        monkeypatch.setattr(holder, "_keep", keep)
-        gateway.use_members((passing(OTHER), member(PEER), hidden(THIRD)))
-        kept = {OTHER} if reach is Reach.OUTBOUND else set()
-        assert set(holder._peers) == kept
-        gateway.deliver(said(CanTake(Iteration(1, 1)), PEER))
-        gateway.deliver(said(CanTake(Iteration(1, 1)), THIRD))
-        kept |= {PEER} if reach is Reach.OUTBOUND else set()
-        assert set(holder._peers) == kept, "nobody can dial the third"
-
-    run(test, leads=False)
-
-
-def test_a_candidate_asks_the_leader_for_connections() -> None:
-    async def test(gateway: Gateway, driver: FakeDriver) -> None:
-        begin(gateway, Reach.OUTBOUND)
-        driver.facts.view.leader = OTHER
-        gateway.client.set_address(OTHER, "127.0.0.1:9")
-        assert gateway.dialling._hosts_between(THIRD) == [(OTHER, "127.0.0.1:9")]
-        gateway.use_members((passing(PEER), passing(ME)))
-        assert gateway.dialling._hosts_between(THIRD) == [(PEER, "127.0.0.1:9")], "not itself"
-
-    run(test, leads=False)
+    monkeypatch.setattr(holder, "_keep", keep)
+    gateway.use_members((passing(OTHER), member(PEER), hidden(THIRD)))
+    kept = {OTHER} if reach is Reach.OUTBOUND else set()
+    assert set(holder._peers) == kept
+    gateway.deliver(said(CanTake(Iteration(1, 1)), PEER))
+    gateway.deliver(said(CanTake(Iteration(1, 1)), THIRD))
+    kept |= {PEER} if reach is Reach.OUTBOUND else set()
+    assert set(holder._peers) == kept, "nobody can dial the third"
 
 
-def test_a_banned_member_loses_its_calls() -> None:
-    async def test(gateway: Gateway, _: FakeDriver) -> None:
-        keeper = begin(gateway)
-        gateway.use_members((hidden(PEER),))
-        gateway.dialling.cut(PEER)
-        assert keeper.ended == [PEER]
-        assert address_of(gateway, PEER) == ""
+async def test_a_candidate_asks_the_leader_for_connections(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    driver.facts.leading = None
+    begin(gateway, Reach.OUTBOUND)
+    driver.facts.view.leader = OTHER
+    gateway.client.set_address(OTHER, "127.0.0.1:9")
+    assert gateway.dialling._hosts_between(THIRD) == [(OTHER, "127.0.0.1:9")]
+    gateway.use_members((passing(PEER), passing(ME)))
+    assert gateway.dialling._hosts_between(THIRD) == [(PEER, "127.0.0.1:9")], "not itself"
 
-    run(test)
+
+async def test_a_banned_member_loses_its_calls(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    keeper = begin(gateway)
+    gateway.use_members((hidden(PEER),))
+    gateway.dialling.cut(PEER)
+    assert keeper.ended == [PEER]
+    assert address_of(gateway, PEER) == ""
 
 
-def test_the_status_says_what_is_open() -> None:
-    async def test(gateway: Gateway, _: FakeDriver) -> None:
-        nothing = {"calls_kept": 0, "calls_taken": 0, "passed_bytes": 0}
-        assert gateway.dialling.describe() == nothing
-        begin(gateway)
-        assert gateway.dialling.describe() == nothing
-        assert gateway.dialling.reach is Reach.PASSES_ON
-
-    run(test)
+async def test_the_status_says_what_is_open(driver: FakeDriver) -> None:
+    gateway = driver.gateway
+    nothing = {"calls_kept": 0, "calls_taken": 0, "passed_bytes": 0}
+    assert gateway.dialling.describe() == nothing
+    begin(gateway)
+    assert gateway.dialling.reach is Reach.PASSES_ON

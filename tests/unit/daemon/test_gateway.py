@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -146,9 +146,8 @@ def make_gateway() -> Gateway:
     )
 
 
-@pytest.fixture(name="driver")
 @asynccontextmanager
-async def _driver() -> AsyncIterator[FakeDriver]:
+async def attached() -> AsyncIterator[FakeDriver]:
     gateway, driver = make_gateway(), FakeDriver()
     gateway._dial_back = cast("DialBack", FakeDialBack())
     gateway.attach(cast("NodeDriver", driver))
@@ -157,6 +156,11 @@ async def _driver() -> AsyncIterator[FakeDriver]:
         yield driver
     finally:
         await gateway.close()
+
+
+@pytest.fixture(name="driver")
+def _driver() -> AbstractAsyncContextManager[FakeDriver]:
+    return attached()
 
 
 def offer(address: str = "127.0.0.1:7", name: str = "merry-marlin") -> Join:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -177,9 +177,9 @@ class Bench:
         return event.tensor.id
 
 
-@pytest.fixture(name="bench")
 @asynccontextmanager
-async def _bench() -> AsyncIterator[Bench]:
+async def driving() -> AsyncIterator[Bench]:
+    """A driver that runs. Nothing may be left behind when it has ended."""
     bench = Bench()
     bench.driver.start()
     yield bench
@@ -188,6 +188,11 @@ async def _bench() -> AsyncIterator[Bench]:
     await asyncio.sleep(0)
     assert not bench.unhandled
     bench.arena.close()
+
+
+@pytest.fixture(name="bench")
+def _bench() -> AbstractAsyncContextManager[Bench]:
+    return driving()
 
 
 def start_job(job: jobs.Job, *inputs: TensorId, job_id: int = 1) -> Effect:
