@@ -77,7 +77,7 @@ class Stage:
         if recomputes:
             node.result(SetRecompute(recompute=True))
         self.built: jobs.Built = node.result(jobs.Build(index))
-        self.wire_bytes = self.built.activation_bytes
+        self.output = {"offset": 1 << 16, "num_bytes": self.built.activation_bytes}
 
     @property
     def executor_here(self) -> StageExecutor:
@@ -97,21 +97,19 @@ class Stage:
 
     def passes(self, job: jobs.Pass, entry: bytes | None = None) -> Any:
         """Return what a pass makes: its result, and the bytes that go on."""
+        inputs, outputs = self._regions(job, entry)
+        result = self.node.result(job, inputs, outputs)
+        return result, self.node.read(self.output, np.uint8).tobytes()
+
+    def refusal(self, job: jobs.Pass, entry: bytes | None = None) -> dict[str, str]:
+        error: dict[str, str] = self.node.ask(job, *self._regions(job, entry))["error"]
+        return error
+
+    def _regions(self, job: jobs.Pass, entry: bytes | None) -> tuple[list[Any], list[Any]]:
         inputs = []
         if entry is not None:
             inputs = [self.node.write(0, np.frombuffer(entry, np.uint8))]
-        output = {"offset": 1 << 16, "num_bytes": self.wire_bytes}
-        outputs = [] if isinstance(job, jobs.EmbedBackward) else [output]
-        result = self.node.result(job, inputs, outputs)
-        return result, self.node.read(output, np.uint8).tobytes()
-
-    def refusal(self, job: jobs.Pass, entry: bytes = b"") -> dict[str, str]:
-        inputs = [self.node.write(0, np.frombuffer(entry, np.uint8))] if entry else []
-        output = {"offset": 1 << 16, "num_bytes": self.wire_bytes}
-        outputs = [] if isinstance(job, jobs.EmbedBackward) else [output]
-        reply = self.node.ask(job, inputs, outputs)
-        error: dict[str, str] = reply["error"]
-        return error
+        return inputs, [] if isinstance(job, jobs.EmbedBackward) else [self.output]
 
     def step(self, iteration: int, weights_total: int) -> None:
         """Take a step, and check that the sums come together as often as they are asked for."""
@@ -189,47 +187,43 @@ def learn(
     return losses, made, stage.state()
 
 
-def assert_alike(one: Here, two: Here, index: int, corpus: Path, **more: Any) -> None:
-    """Check that a stage learns on two ranks what it learns on one device."""
-    losses, made, state = learn(one, index, "cpu", corpus, **dict(more))
-    found, found_made, found_state = learn(two, index, "cpu,cpu", corpus, **dict(more))
+GPT2 = {"model": MODEL | {"dtype": "float64", "model_type": "gpt2", "tie_word_embeddings": True}}
+DELAY = {"delay": 1}
+LOCAL_STEPS = {"sync": {"method": "diloco", "every": 3}}
+
+
+def coded(compression: str) -> dict[str, Any]:
+    return {"activations": {"compression": compression}}
+
+
+@pytest.mark.parametrize(
+    ("index", "sharded", "more"),
+    [
+        *[(index, False, coded(each)) for index in (0, 1) for each in ("none", "int8", "bf16")],
+        *[(0, False, each) for each in (DELAY, LOCAL_STEPS, GPT2)],
+        *[(index, True, each) for index in (0, 1) for each in ({}, GPT2, {"recomputes": True})],
+        (0, True, DELAY),
+        (1, True, LOCAL_STEPS),
+    ],
+)
+def test_two_ranks_learn_what_one_device_learns(
+    one: Here, two: Here, corpus: Path, index: int, sharded: bool, more: dict[str, Any]
+) -> None:
+    """Three sequences, which the ranks divide unequally, in every kind of run."""
+    losses, made, state = learn(one, index, "cpu", corpus, **more)
+    found, found_made, found_state = learn(two, index, "cpu,cpu", corpus, sharded=sharded, **more)
     np.testing.assert_allclose(found, losses, rtol=TOLERANCE)
     np.testing.assert_allclose(found_state, state, rtol=0, atol=TOLERANCE)
-    if more.get("activations", {}).get("compression", "none") == "none":
-        wide, found_wide = (np.frombuffer(b"".join(each)) for each in (made, found_made))
-        np.testing.assert_allclose(found_wide, wide, rtol=0, atol=TOLERANCE)
-    else:
+    is_coded = more.get("activations", {}).get("compression", "none") != "none"
+    wide, found_wide = (
+        np.frombuffer(b"".join(each), np.uint8 if is_coded else np.float64)
+        for each in (made, found_made)
+    )
+    if is_coded:
         # A code may go to the next number where sums differ in their last bits.
-        coded, found_coded = (
-            np.frombuffer(b"".join(each), np.uint8) for each in (made, found_made)
-        )
-        assert np.mean(coded != found_coded) < 0.01
-    print(f"stage {index}: {np.abs(found_state - state).max():.1e}")
-
-
-@pytest.mark.parametrize("compression", ["none", "int8", "bf16"])
-@pytest.mark.parametrize("index", [0, 1])
-def test_two_ranks_learn_what_one_device_learns(
-    one: Here, two: Here, corpus: Path, index: int, compression: str
-) -> None:
-    """Three sequences, which the ranks divide unequally."""
-    assert_alike(one, two, index, corpus, activations={"compression": compression})
-
-
-RUNS: dict[str, dict[str, Any]] = {
-    "delay": {"delay": 1},
-    "local steps": {"sync": {"method": "diloco", "every": 3}},
-    "gpt2": {
-        "model": MODEL | {"dtype": "float64", "model_type": "gpt2", "tie_word_embeddings": True}
-    },
-}
-
-
-@pytest.mark.parametrize("kind", RUNS)
-def test_ranks_learn_the_same_in_every_kind_of_run(
-    one: Here, two: Here, corpus: Path, kind: str
-) -> None:
-    assert_alike(one, two, 0, corpus, **RUNS[kind])
+        assert np.mean(wide != found_wide) < 0.01
+    else:
+        np.testing.assert_allclose(found_wide, wide, rtol=0, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -243,35 +237,9 @@ def test_ranks_compute_bfloat16_and_again(
     np.testing.assert_allclose(found, losses, rtol=1e-2)
 
 
-SPREAD: dict[str, tuple[int, dict[str, Any]]] = {
-    "relay": (1, {}),
-    "stage 0": (0, {}),
-    "relay of gpt2": (1, {"model": RUNS["gpt2"]["model"]}),
-    "stage 0 of gpt2, tied": (0, {"model": RUNS["gpt2"]["model"]}),
-    "recomputed": (0, {"recomputes": True}),
-    "relay recomputed": (1, {"recomputes": True}),
-    "delay": (0, RUNS["delay"]),
-    "local steps": (1, RUNS["local steps"]),
-}
-
-
-@pytest.mark.parametrize("kind", SPREAD)
-def test_a_stage_that_is_spread_over_ranks_learns_what_one_device_learns(
-    one: Here, two: Here, corpus: Path, kind: str
-) -> None:
-    index, more = SPREAD[kind]
-    losses, made, state = learn(one, index, "cpu", corpus, **more)
-    found, found_made, found_state = learn(two, index, "cpu,cpu", corpus, sharded=True, **more)
-    np.testing.assert_allclose(found, losses, rtol=TOLERANCE)
-    np.testing.assert_allclose(found_state, state, rtol=0, atol=TOLERANCE)
-    wide, found_wide = (np.frombuffer(b"".join(each)) for each in (made, found_made))
-    np.testing.assert_allclose(found_wide, wide, rtol=0, atol=TOLERANCE)
-
-
 def test_a_loss_that_is_not_finite_on_one_rank_is_refused_by_all(two: Here, corpus: Path) -> None:
     """No rank waits in a collective for one that has given up, and the sum stays as it was."""
-    model = RUNS["gpt2"]["model"]
-    first = Stage(two, 0, device="cpu,cpu", sharded=True, data_dir=str(corpus), model=model)
+    first = Stage(two, 0, device="cpu,cpu", sharded=True, data_dir=str(corpus), **GPT2)
     first.passes(jobs.Embed(mb_of(1, 0)))
     first.passes(jobs.Head(mb_of(1, 0)), random_bytes(0))
     before = first.gradients()
@@ -506,8 +474,7 @@ def test_the_end_of_a_rank_of_a_spread_stage_ends_the_process_in_a_pass() -> Non
         (lost,) = ranks_of(node)
         lost.send_signal(signal.SIGSTOP)
         region = node.write(0, np.frombuffer(random_bytes(0), np.uint8))
-        output = {"offset": 1 << 16, "num_bytes": relay.wire_bytes}
-        node.send(jobs.Forward(mb_of(1, 0)), [region], [output])
+        node.send(jobs.Forward(mb_of(1, 0)), [region], [relay.output])
         assert not select.select([node.socket], [], [], 0.5)[0], "it waits for the rank's weights"
         lost.kill()
         reason = "rank 1 on cpu ended (signal 9), and its sum of gradients is lost"

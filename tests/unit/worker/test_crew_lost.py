@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from threading import Timer
 from types import SimpleNamespace
@@ -32,9 +33,15 @@ GONE_S = 30.0
 """Seconds on a busy machine. A collective would time out after an hour."""
 
 
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     said = list[str]()
-    num_threads = torch.get_num_threads()
     with closing(Here()) as here:
         here.runner.ends = said.append
         (facts,) = here.configure(CONFIGURE)["ranks"]
@@ -55,7 +62,6 @@ def test_a_rank_that_ends_in_a_collective_ends_the_others(monkeypatch: pytest.Mo
         with pytest.raises(RankLostError):
             here.ask(Square(1, weights_total=1))
     assert said == ["rank 1 on cpu ended (signal 9), and its sum of gradients is lost"]
-    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
@@ -65,14 +71,12 @@ def test_a_collective_that_fails_while_all_ranks_live_says_why(
     def refuse(sum_P: Tensor) -> None:
         raise kind("NCCL error: peer access is not supported\nmore")
 
-    num_threads = torch.get_num_threads()
     with closing(Here()) as here:
         here.configure(CONFIGURE)
         monkeypatch.setattr(crew, "spread", refuse)
         monkeypatch.setattr(crew, "_NOTICE_S", 0)
         with pytest.raises(RankLostError, match=r"NCCL error: peer access is not supported$"):
             here.ask(Build(1))
-    torch.set_num_threads(num_threads)
 
 
 @pytest.mark.parametrize(("kind", "call"), [("add_up", "add_up"), ("spread_weights", "spread")])
@@ -137,10 +141,8 @@ def test_free_memory_is_measured_once_the_collectives_have_theirs(
     monkeypatch.setattr(crew, "join_group", joined)
     monkeypatch.setattr(crew.Crew, "call", called)
     monkeypatch.setattr(pass_runner, "free_bytes", here)
-    num_threads = torch.get_num_threads()
     with closing(Here()) as node:
         facts = node.configure(CONFIGURE)
-    torch.set_num_threads(num_threads)
     assert happened == ["joined", "other", "first"]
     # Both ranks are on the CPU, and share what is free there.
     assert facts["memory_bytes"] == (1 << 20) // 2

@@ -44,24 +44,25 @@ class FakeCuda:
 # --- the choice -----------------------------------------------------------------------------------
 
 
-def test_auto_takes_cuda_where_it_works() -> None:
-    cuda = FakeCuda()
-    assert choose_device("auto", cuda) == ChosenDevice("cuda:0", "cuda:0, Fake 9000")
-    assert cuda.tried == ["cuda:0"]
-
-
-def test_auto_takes_the_cpu_where_cuda_is_broken_and_says_why() -> None:
-    cuda = FakeCuda(broken="no kernel image is available")
-    device = choose_device("auto", cuda)
-    assert device.name == "cpu"
-    why = "CUDA is there but does not work: no kernel image is available"
-    assert device.text == f"CPU ({why})"
-
-
-def test_auto_takes_the_cpu_where_there_is_no_cuda_and_tries_nothing() -> None:
-    cuda = FakeCuda(missing="no CUDA device is visible")
-    assert choose_device("auto", cuda) == ChosenDevice("cpu", "CPU (no CUDA device is visible)")
-    assert cuda.tried == []
+@pytest.mark.parametrize(
+    ("cuda", "name", "text", "tried"),
+    [
+        (FakeCuda(), "cuda:0", "cuda:0, Fake 9000", ["cuda:0"]),
+        (FakeCuda(missing="none is visible"), "cpu", "CPU (none is visible)", []),
+        (
+            FakeCuda(broken="no kernel image"),
+            "cpu",
+            "CPU (CUDA is there but does not work: no kernel image)",
+            ["cuda:0"],
+        ),
+    ],
+    ids=["works", "missing", "broken"],
+)
+def test_auto_takes_cuda_where_it_works_and_else_the_cpu_and_says_why(
+    cuda: FakeCuda, name: str, text: str, tried: list[str]
+) -> None:
+    assert choose_device("auto", cuda) == ChosenDevice(name, text)
+    assert cuda.tried == tried
 
 
 @pytest.mark.parametrize(

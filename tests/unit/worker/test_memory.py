@@ -2,6 +2,7 @@
 
 import os
 import resource
+from contextlib import closing
 
 import numpy as np
 import psutil
@@ -52,8 +53,7 @@ def test_a_host_has_no_more_than_the_system_says() -> None:
 
 def test_a_job_without_memory_is_refused_and_the_process_goes_on() -> None:
     """The system refuses memory here: nothing is made to look as if it did."""
-    node = Node()
-    try:
+    with closing(Node()) as node:
         node.configure(WIDE)
         node.result(jobs.Build(1))
         entry = node.write(0, np.ones((TOKENS, WIDTH), dtype=np.float32))
@@ -69,18 +69,13 @@ def test_a_job_without_memory_is_refused_and_the_process_goes_on() -> None:
         _limit(node, resource.RLIM_INFINITY)
         node.result(jobs.Forward(MB), [entry], [output])
         node.result(jobs.Backward(MB), [entry], [output])
-    finally:
-        node.close()
 
 
 def test_a_limit_of_the_process_counts_as_its_memory() -> None:
-    node = Node()
-    try:
+    with closing(Node()) as node:
         node.result(DoNothing())
         _limit(node, psutil.Process(node.process.pid).memory_info().vms + 64 * MIB)
         assert node.configure(CONFIGURE)["memory_bytes"] <= 64 * MIB
-    finally:
-        node.close()
 
 
 def _limit(node: Node, num_bytes: int) -> None:
