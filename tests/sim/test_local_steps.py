@@ -88,7 +88,7 @@ def test_what_is_lost_with_a_member_is_counted(overlap: int) -> None:
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("who", ["relay1", "data1", "data0"])
+@pytest.mark.parametrize("who", first_of(["relay1", "data1", "data0"]))
 def test_nothing_is_lost_with_who_leaves_politely(overlap: int, who: str) -> None:
     """A relay, a data node and the leader: an average comes early for each of them."""
     fault = HostFault(FaultKind.DRAIN, who, at_s=33.0)
