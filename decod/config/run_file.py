@@ -91,7 +91,7 @@ class EvaluationConfig:
     num_sequences: int = 64
     """Sequences of the text that an evaluation reads: always the same ones."""
     device: str = "cpu"
-    """Where the leader computes it: `cpu`, `auto` or `cuda:N`. A second copy of the model must fit
+    """The leader's device for it: `cpu`, `auto` or `cuda:N`. A second copy of the model must fit
     there."""
 
     def __post_init__(self) -> None:

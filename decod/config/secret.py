@@ -40,7 +40,7 @@ def text_of(content: bytes, source: str) -> str:
 
     Args:
         content: The bytes, or at least `JOIN_STRING_MAX_CHARACTERS + 1` of them.
-        source: Where they come from, for errors.
+        source: Their origin, for errors.
 
     Raises:
         ConfigError: They are no text of that length (E-CFG-046).

@@ -213,7 +213,7 @@ class Checkpoints:
 
     Args:
         sources: The leader's sources of states.
-        plan: Which checkpoints are written.
+        plan: Says which checkpoints are written.
         snapshot_lock: Taken while states are collected. Exports take it too.
         note: Takes the name of an event, and its fields as keywords.
         on_written: Called with the iteration of each new checkpoint.

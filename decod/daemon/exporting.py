@@ -196,7 +196,7 @@ class CardFacts:
     manifest: Manifest
     run_id: RunId
     card: CardConfig
-    """What the organiser says."""
+    """The organiser's own words."""
     iteration: int
     loss: float | None
     """Mean cross-entropy over the tokens of that iteration; None if the leader does not know it."""

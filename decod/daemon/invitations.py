@@ -37,7 +37,7 @@ class TokenRegister:
     Args:
         registrar: Has the tokens.
         run_id: The run.
-        contacts: Who leads, and where the other data nodes are.
+        contacts: Knows the leader, and the addresses of the other data nodes.
         note: Takes the name of an event, and its fields as keywords.
     """
 

@@ -183,7 +183,7 @@ class VoteFile:
         """Write a vote so that it survives a loss of power.
 
         Returns:
-            Which file could not be written, and why; empty if the vote is on disk.
+            The file that could not be written, and why; empty if the vote is on disk.
         """
         text = json.dumps({"term": promise.term, "candidate": promise.candidate})
         try:

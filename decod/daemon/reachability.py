@@ -206,7 +206,7 @@ async def useless_here(told_address: str, asked_address: str) -> NetworkError | 
 
     Args:
         told_address: Of the leader, as the node says.
-        asked_address: Where the node has answered.
+        asked_address: Of the node that has answered.
 
     Returns:
         The address told is this host's own, and the node that tells it is on another host

@@ -142,7 +142,7 @@ class StepEveryIteration:
     """One step of the optimizer from the average of each iteration's gradients.
 
     Args:
-        optimizer: The rates.
+        optimizer: Its name and rates.
     """
 
     def __init__(self, optimizer: OptimizerConfig) -> None:
@@ -237,7 +237,7 @@ class DelayedStep:
     """One step of the optimizer in each iteration, from the average of the one before.
 
     Args:
-        optimizer: The rates.
+        optimizer: Its name and rates.
     """
 
     def __init__(self, optimizer: OptimizerConfig) -> None:

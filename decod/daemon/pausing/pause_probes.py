@@ -157,7 +157,7 @@ class GpuProcess:
 
 
 class Nvml(Protocol):
-    """What is asked of the driver. Calls may block, and may raise `UnknownError`."""
+    """The questions to the driver. Calls may block, and may raise `UnknownError`."""
 
     def processes(self, uuid: str) -> list[GpuProcess]:
         """Return the processes on a GPU."""

@@ -88,7 +88,7 @@ async def fetch_state(
     """Fetch a state from several peers at once.
 
     Args:
-        wanted: Which state, and who may have it.
+        wanted: Names the state, and the peers that may have it.
         membership: This node's.
         run_id: The run.
         address_of: Returns a peer's address, if it is known.
