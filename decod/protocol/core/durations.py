@@ -176,6 +176,9 @@ _UNHURRIED = frozenset({"configure", "build", "measure"})
 """Kinds of jobs that load libraries, or read or write a whole model: no iteration waits for
 them."""
 
+_READS_DATA = "embed"
+"""The kind of job that may wait for data, for minutes if a store is out of reach: its node knows."""
+
 _PROMPT = frozenset({"reset", "drop", "retract"})
 """Kinds of jobs that forget something: the first takes no longer than others."""
 
@@ -237,9 +240,9 @@ class Patience:
     @property
     def late_s(self) -> float:
         """After how long the job that is being done is late; never if it is the first that loads or
-        compiles what its kind needs."""
+        compiles what its kind needs, or waits for data."""
         usual_s = self._usual_s
-        if usual_s is None or self.kind in _UNHURRIED:
+        if usual_s is None or self.kind in _UNHURRIED or self.kind == _READS_DATA:
             return math.inf
         return max(_LATE_LEAST_S, _LATE * usual_s) + self._num_bytes / _SLOWEST_BYTES_PER_S
 

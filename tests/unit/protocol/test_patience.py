@@ -55,3 +55,12 @@ def test_a_limit_grows_with_what_its_kind_takes_and_what_an_iteration_may(
     late_s = looked(patience, 1000.0, 1000.0 + 2 * limit_s)
     assert late_s is not None
     assert limit_s < late_s - 1000.0 <= limit_s + 1.01 * patience.interval_s
+
+
+@pytest.mark.parametrize(("kind", "late"), [("forward", True), ("embed", False)])
+def test_a_job_that_may_wait_for_data_is_never_late(kind: str, *, late: bool) -> None:
+    """A block is looked for ten seconds on a disk, and ten minutes in an object store."""
+    patience = patience_of(300.0, (kind, 0.1))
+    patience.begin(0.0, kind)
+    looked(patience, 0.0, 12.0)
+    assert patience.is_late(12.0) is late
