@@ -177,7 +177,7 @@ _UNHURRIED = frozenset({"configure", "build", "measure"})
 them."""
 
 _READS_DATA = "embed"
-"""The kind of job that may wait for data, for minutes if a store is out of reach: its node knows."""
+"""The kind of job that may wait for data, for minutes if a store is away, as its node knows."""
 
 _PROMPT = frozenset({"reset", "drop", "retract"})
 """Kinds of jobs that forget something: the first takes no longer than others."""
