@@ -70,6 +70,6 @@ def _used_bytes(setting: Setting, relay: Relay) -> int:
     state = built.state
     tensors: list[Tensor] = [built.gradient.sum_P, *built.stage.parameters()]
     for each in (state.committed, state.buffers_for(state.iteration + 1)):
-        tensors += [each.weights, each.mean, each.square]
+        tensors += [each.weights, *each.moments]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())
