@@ -102,9 +102,9 @@ def a_compute_process_hangs(cluster: Cluster, hung: Daemon) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     cluster.wait_for(lambda: is_removed(cluster, hung), "removal of the hung node")
-    named = f"{hung.name} .* is gone: device failed: the compute process has not answered"
+    named = f"{hung.name} .* is gone: its compute process stands still"
     assert any(re.match(named, one["text"]) for one in cluster.leader.status()["recent"])
-    assert len(hung.events("worker.hung")) == 1
+    assert len(hung.events("node.stopped")) == 1
     cluster.wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of what hung")
     cluster.wait_for(lambda: takes_part(cluster, hung), "its return")
     cluster.wait_for_iteration(cluster.leader.iteration + 3)

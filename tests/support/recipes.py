@@ -145,7 +145,10 @@ def check_options(arguments: list[str]) -> None:
 
 
 def edited(run_file: str, values: Mapping[str, Any]) -> str:
-    """Return a run file with other values: of its top level, and of sections, as TOML has them."""
+    """Return a run file with other values: of its top level, and of sections, as TOML has them.
+
+    A key that is there as a comment, since its value depends on others, is no comment any more.
+    """
     section = ""
     lines = []
     left = {("", key) for key, value in values.items() if not isinstance(value, dict)}
@@ -153,7 +156,7 @@ def edited(run_file: str, values: Mapping[str, Any]) -> str:
     for line in run_file.splitlines():
         if heading := re.fullmatch(r"\[(\w+)\]", line):
             section = heading[1]
-        key = line.partition(" = ")[0]
+        key = line.removeprefix("# ").partition(" = ")[0]
         if (section, key) in left:
             left.remove((section, key))
             value = values[section][key] if section else values[key]
