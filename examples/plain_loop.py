@@ -66,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_AsWritten)
     parser.add_argument("--join", help="join string of the first host; absent: this is the first")
     parser.add_argument("--listen", default="127.0.0.1:0", help="0.0.0.0:7700 to let others in")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of this host")
+    parser.add_argument("--steps", type=int, default=100_000, help="steps of this host")
     options = parser.parse_args()
     model = make_model()
     with decod.CollaborativeOptimizer(
