@@ -25,10 +25,10 @@ from decod.data.tokenizer import (
 )
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.limits import STAGE_INDEX_MAX
-from decod.model.shape import Shapes, block_shapes, outer_shapes, stage_shapes
+from decod.model.shape import block_shapes, outer_shapes, stage_shapes
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageFormat, AverageSpec
 from decod.protocol.flows.registry import ROUTINGS
-from decod.run.model_config import ModelConfig, ModelDtype, stage_blocks
+from decod.run.model_config import ModelConfig, ModelDtype, Shapes, stage_blocks
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.run.run_config import Organisation, RunConfig
 from decod.run.training_config import (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from decod.model.attention import KeyValueCache
+from decod.model.attention import KeyValueCache, Rotary
 from decod.run.model_config import ModelConfig
 
 
@@ -85,8 +85,13 @@ class Gpt2Block(nn.Module):
         self.mlp = Gpt2Mlp(model)
 
     @override
-    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
-        """Return the residual stream after the block, (B, T, D)."""
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        rotary: Rotary | None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
+        """Return the residual stream after the block, (B, T, D). Arguments as for Llama's."""
         hidden_BTD = hidden_BTD + self.attn(self.ln_1(hidden_BTD), cache)
         result: Tensor = hidden_BTD + self.mlp(self.ln_2(hidden_BTD))
         return result

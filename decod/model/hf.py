@@ -3,11 +3,11 @@
 If a model silently loaded without one of its features, it would train badly for days. Each field of
 a `config.json` therefore belongs to one of three groups, and any other field is refused by name:
 
-- decod computes with the field (`_READ`);
-- the field has the one value with which decod's model computes the same (`_NEUTRAL`);
+- decod computes with the field (`Family.has`);
+- the field has the one value with which decod's model computes the same (`HfType.neutral`);
 - the field changes nothing in the training of a language model (`_IGNORED`).
 
-An absent field counts as its default in transformers.
+An absent field counts as its default in transformers (`HfType.absent`).
 """
 
 import json
@@ -17,35 +17,28 @@ from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DataError
-from decod.run.model_config import ROPE_NUMBERS, Architecture, ModelConfig, ModelDtype, RopeType
+from decod.run.model_config import (
+    FAMILIES,
+    ROPE_NUMBERS,
+    Architecture,
+    HfType,
+    ModelConfig,
+    ModelDtype,
+    RopeType,
+)
 
 Fields = Mapping[str, Any]
 """A parsed `config.json`."""
 
-_SAME_FOR_ALL = {"model_type", "dtype", "torch_dtype", "vocab_size", "tie_word_embeddings"}
-_LLAMA_READ = _SAME_FOR_ALL | {
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "max_position_embeddings",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
+_TYPES: dict[str, tuple[Architecture, HfType]] = {
+    name: (architecture, kind)
+    for architecture, family in FAMILIES.items()
+    for name, kind in family.types.items()
 }
-# The two lengths matter only with a sliding window.
-_QWEN_READ = _LLAMA_READ | {"sliding_window", "max_window_layers"}
-_READ: dict[str, set[str]] = {
-    "llama": _LLAMA_READ,
-    "qwen2": _QWEN_READ,
-    "qwen3": _QWEN_READ,
-    "gpt2": _SAME_FOR_ALL
-    | {"n_embd", "n_inner", "n_layer", "n_head", "n_positions", "layer_norm_epsilon"},
-}
-"""Fields that decod computes with, by model type."""
+"""Families and types by the `model_type` of a `config.json`."""
+
+_READ_FOR_ALL = {"model_type", "dtype", "torch_dtype"}
+_ROPE_FIELDS = {"rope_theta", "rope_scaling", "rope_parameters"}
 
 _DROPOUTS = (
     "attention_dropout",
@@ -68,35 +61,7 @@ _NEUTRAL_FOR_ALL: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "use_mrope": (False, None),
 }
-_LLAMA_NEUTRAL: dict[str, tuple[Any, ...]] = _NEUTRAL_FOR_ALL | {
-    "hidden_act": ("silu", "swish"),
-    "mlp_bias": (False, None),
-    "partial_rotary_factor": (1.0, None),
-    "pretraining_tp": (1, None),
-    "rope_interleaved": (False, None),
-}
-_NEUTRAL: dict[str, dict[str, tuple[Any, ...]]] = {
-    "llama": _LLAMA_NEUTRAL | {"attention_bias": (False, None)},
-    "qwen2": _LLAMA_NEUTRAL | {"attention_bias": (True, None), "use_sliding_window": (False, None)},
-    "qwen3": _LLAMA_NEUTRAL
-    | {"attention_bias": (False, None), "use_sliding_window": (False, None)},
-    "gpt2": _NEUTRAL_FOR_ALL
-    | {
-        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-        "scale_attn_weights": (True,),
-        "scale_attn_by_inverse_layer_idx": (False,),
-        "reorder_and_upcast_attn": (False,),
-    },
-}
-"""Fields that must hold one of these values if they are present, by model type."""
-
-_ABSENT: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {"num_key_value_heads": 32},
-    "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
-    "gpt2": {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1},
-}
-"""Defaults of absent fields in transformers where decod's differ, by model type."""
+"""Fields that must hold one of these values if they are present, whatever the type."""
 
 _SPECIAL_TOKENS = {
     "bos_token_id",
@@ -225,20 +190,25 @@ def checked(fields: Fields, *, trains: bool = True) -> Fields:
             names the field.
     """
     model_type = fields.get("model_type")
-    if not isinstance(model_type, str) or model_type not in _READ:
+    if not isinstance(model_type, str) or model_type not in _TYPES:
+        *most, last = _TYPES
         raise bad_field(
-            "model_type", model_type, "decod trains llama, qwen2, qwen3 and gpt2 models"
+            "model_type", model_type, f"decod trains {', '.join(most)} and {last} models"
         )
-    fields = {**_ABSENT[model_type], **fields}
+    architecture, kind = _TYPES[model_type]
+    fields = {**kind.absent, **fields}
     if trains:
         _check_dropout(fields)
-    _check_neutral(model_type, fields)
-    _check_known(model_type, fields)
+    neutral = _NEUTRAL_FOR_ALL | dict(kind.neutral)
+    _check_neutral(model_type, neutral, fields)
+    has = FAMILIES[architecture].has
+    read = {*_READ_FOR_ALL, *has.values(), *(_ROPE_FIELDS if "rope_theta" in has else ())}
+    _check_known({*read, *neutral, *kind.ignored, *_DROPOUTS, *_IGNORED}, fields)
     return fields
 
 
-def _check_neutral(model_type: str, fields: Fields) -> None:
-    for name, allowed in _NEUTRAL[model_type].items():
+def _check_neutral(model_type: str, neutral: Mapping[str, tuple[Any, ...]], fields: Fields) -> None:
+    for name, allowed in neutral.items():
         value = fields.get(name, _MISSING)
         full = name == "layer_types" and isinstance(value, list)
         if full and all(kind == "full_attention" for kind in value):
@@ -249,8 +219,7 @@ def _check_neutral(model_type: str, fields: Fields) -> None:
             raise bad_field(name, value, why)
 
 
-def _check_known(model_type: str, fields: Fields) -> None:
-    known = {*_READ[model_type], *_NEUTRAL[model_type], *_DROPOUTS, *_IGNORED}
+def _check_known(known: set[str], fields: Fields) -> None:
     for name, value in fields.items():
         if name not in known and not name.startswith("_") and value is not None:
             raise bad_field(
@@ -279,68 +248,32 @@ _FLOAT16 = ("float16", "half")
 
 def config_to_hf(model: ModelConfig) -> dict[str, Any]:
     """Return a `config.json` with which transformers loads this model."""
-    common: dict[str, Any] = {
+    family = model.family
+    model_type, kind = next(
+        (name, kind)
+        for name, kind in family.types.items()
+        if all(getattr(model, field) == value for field, value in kind.means.items())
+    )
+    result: dict[str, Any] = {
+        "model_type": model_type,
+        "architectures": [kind.architecture],
         "dtype": model.dtype.value,
-        "tie_word_embeddings": model.tie_word_embeddings,
-        "vocab_size": model.vocab_size,
         "initializer_range": 0.02,
         # The tokenizer knows the special tokens. Numbers here might lie outside this vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    if model.model_type is Architecture.GPT2:
-        return common | {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "n_embd": model.hidden_size,
-            "n_inner": model.intermediate_size,
-            "n_layer": model.num_hidden_layers,
-            "n_head": model.num_attention_heads,
-            "n_positions": model.max_position_embeddings,
-            "layer_norm_epsilon": model.norm_eps,
-            "activation_function": "gelu_new",
-            "attn_pdrop": 0.0,
-            "embd_pdrop": 0.0,
-            "resid_pdrop": 0.0,
-        }
-    scaling: dict[str, Any] = {"rope_type": model.rope_type.value}
-    scaling |= {name: getattr(model, f"rope_{name}") for name in ROPE_NUMBERS[model.rope_type]}
-    result = common | {
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "max_position_embeddings": model.max_position_embeddings,
-        "rms_norm_eps": model.norm_eps,
-        "head_dim": model.head_width,
-        "hidden_act": "silu",
-        "attention_dropout": 0.0,
-        # transformers 4 and earlier read the first two, 5 and later the third.
-        "rope_theta": model.rope_theta,
-        "rope_scaling": None if model.rope_type is RopeType.DEFAULT else scaling,
-        "rope_parameters": scaling | {"rope_theta": model.rope_theta},
-    }
-    if model.attention_bias:
-        # Llama's `attention_bias` would also add a bias to the output projection.
-        return result | {
-            "model_type": "qwen2",
-            "architectures": ["Qwen2ForCausalLM"],
-            "use_sliding_window": False,
-        }
-    if model.qk_norm:
-        return result | {
-            "model_type": "qwen3",
-            "architectures": ["Qwen3ForCausalLM"],
-            "attention_bias": False,
-            "use_sliding_window": False,
-        }
-    return result | {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "mlp_bias": False,
-    }
+    result |= {theirs: getattr(model, ours) for ours, theirs in family.has.items() if theirs}
+    if "head_dim" in family.has:
+        result["head_dim"] = model.head_width
+    if "rope_theta" in family.has:
+        scaling: dict[str, Any] = {"rope_type": model.rope_type.value}
+        numbers = ROPE_NUMBERS[model.rope_type]
+        scaling |= {name: getattr(model, f"rope_{name}") for name in numbers}
+        # transformers 4 and earlier read this and `rope_theta`, 5 and later `rope_parameters`.
+        result["rope_scaling"] = None if model.rope_type is RopeType.DEFAULT else scaling
+        result["rope_parameters"] = scaling | {"rope_theta": model.rope_theta}
+    return result | dict(kind.written)
 
 
 def config_from_hf(
@@ -358,12 +291,8 @@ def config_from_hf(
             decod does not have. The message names the field.
     """
     fields = checked(fields, trains=trains)
-    model_type: str = fields["model_type"]
-    chosen = _dtype(fields) if dtype is None else dtype
     try:
-        if model_type == "gpt2":
-            return _gpt2_config(fields, chosen)
-        return _llama_config(model_type, fields, chosen)
+        return _model_of(fields, _dtype(fields) if dtype is None else dtype)
     except ConfigError as error:
         raise DataError(
             f"config.json does not describe a model: {error.what}", why=error.why, fix=error.fix
@@ -407,8 +336,8 @@ def _as_float(name: str, value: object) -> float:
     return float(value)
 
 
-def _bool(fields: Fields, name: str, *, default: bool) -> bool:
-    value = fields.get(name, default)
+def _bool(fields: Fields, name: str) -> bool:
+    value = fields.get(name)
     if not isinstance(value, bool):
         raise bad_field(name, value, "true or false is needed there")
     return value
@@ -466,45 +395,37 @@ def _rope_object(fields: Fields, where: str) -> dict[str, Any]:
     return result
 
 
-def _llama_config(model_type: str, fields: Fields, dtype: ModelDtype) -> ModelConfig:
-    hidden_size = _int(fields, "hidden_size")
-    num_heads = _int(fields, "num_attention_heads")
-    head_dim = _int(fields, "head_dim") if fields.get("head_dim") is not None else 0
-    return ModelConfig(
-        model_type=Architecture.LLAMA,
-        dtype=dtype,
-        vocab_size=_int(fields, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=_int(fields, "intermediate_size"),
-        num_hidden_layers=_int(fields, "num_hidden_layers"),
-        num_attention_heads=num_heads,
-        num_key_value_heads=_int(fields, "num_key_value_heads", num_heads),
-        max_position_embeddings=_int(fields, "max_position_embeddings"),
-        norm_eps=_float(fields, "rms_norm_eps", 1e-6),
-        **_rope(fields),
-        tie_word_embeddings=_bool(fields, "tie_word_embeddings", default=False),
-        attention_bias=model_type == "qwen2",
-        head_dim=0 if head_dim * num_heads == hidden_size else head_dim,
-        qk_norm=model_type == "qwen3",
-    )
+def _model_of(fields: Fields, dtype: ModelDtype) -> ModelConfig:
+    architecture, kind = _TYPES[fields["model_type"]]
+    family = FAMILIES[architecture]
+    values: dict[str, Any] = {"model_type": architecture, "dtype": dtype, **kind.means}
+    for name in _SIZES:
+        default = None
+        if name == "intermediate_size" and family.inner_factor:
+            default = family.inner_factor * values["hidden_size"]
+        elif name == "num_key_value_heads":
+            default = values["num_attention_heads"]
+        values[name] = _int(fields, family.has.get(name, name), default)
+    if "head_dim" in family.has and fields.get("head_dim") is not None:
+        head_dim = _int(fields, "head_dim")
+        same = head_dim * values["num_attention_heads"] == values["hidden_size"]
+        values["head_dim"] = 0 if same else head_dim
+    values["norm_eps"] = _as_float(family.has["norm_eps"], fields.get(family.has["norm_eps"]))
+    values["tie_word_embeddings"] = _bool(fields, "tie_word_embeddings")
+    if "rope_theta" in family.has:
+        values |= _rope(fields)
+    return ModelConfig(**values)
 
 
-def _gpt2_config(fields: Fields, dtype: ModelDtype) -> ModelConfig:
-    hidden_size = _int(fields, "n_embd")
-    num_heads = _int(fields, "n_head")
-    return ModelConfig(
-        model_type=Architecture.GPT2,
-        dtype=dtype,
-        vocab_size=_int(fields, "vocab_size"),
-        hidden_size=hidden_size,
-        intermediate_size=_int(fields, "n_inner", 4 * hidden_size),
-        num_hidden_layers=_int(fields, "n_layer"),
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
-        max_position_embeddings=_int(fields, "n_positions"),
-        norm_eps=_float(fields, "layer_norm_epsilon", 1e-5),
-        tie_word_embeddings=_bool(fields, "tie_word_embeddings", default=True),
-    )
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",  # After those from which its default follows.
+    "max_position_embeddings",
+)
 
 
 def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:

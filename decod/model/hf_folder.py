@@ -13,7 +13,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from decod.model.shape import EMBEDDINGS
 from decod.model.weights import Stored, check_tied, find_weights, stored_bytes, unreadable
 from decod.run.model_config import ModelConfig
 from decod.texts import why_of
@@ -86,6 +85,6 @@ def _wanted_places(
 ) -> list[tuple[str, Stored]]:
     found = find_weights(folder, model)
     names = sorted(found.places if wanted is None else wanted)
-    if EMBEDDINGS[model.model_type] in names:
+    if model.family.embedding in names:
         check_tied(folder, found, model)
     return [(name, found.places[name]) for name in names]

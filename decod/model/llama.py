@@ -115,11 +115,12 @@ class SwiGlu(nn.Module):
         """
         linears = (self.gate_proj, self.up_proj)
         gate_BTI, up_BTI = projected(norm.of, (hidden_BTD, norm.weight), linears)
-        (result,) = projected(_gated, (gate_BTI, up_BTI), (self.down_proj,))
+        (result,) = projected(gated, (gate_BTI, up_BTI), (self.down_proj,))
         return result
 
 
-def _gated(gate_BTI: Tensor, up_BTI: Tensor) -> Tensor:
+def gated(gate_BTI: Tensor, up_BTI: Tensor) -> Tensor:
+    """Return the inner activations of a SwiGLU network, (B, T, I)."""
     return functional.silu(gate_BTI) * up_BTI
 
 

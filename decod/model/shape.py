@@ -8,16 +8,7 @@ query head (`decod.model.attention`). Estimates count them once for every key he
 is refused that fits.
 """
 
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
-
-Shapes = dict[str, tuple[int, ...]]
-"""Parameter name to shape."""
-
-EMBEDDINGS = {
-    Architecture.LLAMA: "model.embed_tokens.weight",
-    Architecture.GPT2: "transformer.wte.weight",
-}
-"""Names of the embeddings' weights, which a tied head shares."""
+from decod.run.model_config import ModelConfig, ModelDtype, Shapes, StagesConfig, stage_blocks
 
 LOSS_ROWS_MIN = 128
 """Positions whose logits exist at a time. Fewer would make the matrix products slow."""
@@ -25,75 +16,17 @@ LOSS_ROWS_MIN = 128
 
 def block_shapes(model: ModelConfig, index: int) -> Shapes:
     """Return names and shapes of one block's parameters."""
-    if model.model_type is Architecture.GPT2:
-        return _gpt2_block_shapes(model, index)
-    return _llama_block_shapes(model, index)
-
-
-def _llama_block_shapes(model: ModelConfig, index: int) -> Shapes:
-    width = model.hidden_size
-    inner = model.intermediate_size
-    query_width = model.query_width
-    key_width = model.key_width
-    prefix = f"model.layers.{index}."
-    shapes: Shapes = {
-        f"{prefix}input_layernorm.weight": (width,),
-        f"{prefix}self_attn.q_proj.weight": (query_width, width),
-        f"{prefix}self_attn.k_proj.weight": (key_width, width),
-        f"{prefix}self_attn.v_proj.weight": (key_width, width),
-        f"{prefix}self_attn.o_proj.weight": (width, query_width),
-        f"{prefix}post_attention_layernorm.weight": (width,),
-        f"{prefix}mlp.gate_proj.weight": (inner, width),
-        f"{prefix}mlp.up_proj.weight": (inner, width),
-        f"{prefix}mlp.down_proj.weight": (width, inner),
-    }
-    if model.attention_bias:
-        shapes[f"{prefix}self_attn.q_proj.bias"] = (query_width,)
-        shapes[f"{prefix}self_attn.k_proj.bias"] = (key_width,)
-        shapes[f"{prefix}self_attn.v_proj.bias"] = (key_width,)
-    if model.qk_norm:
-        shapes[f"{prefix}self_attn.q_norm.weight"] = (model.head_width,)
-        shapes[f"{prefix}self_attn.k_norm.weight"] = (model.head_width,)
-    return shapes
-
-
-def _gpt2_block_shapes(model: ModelConfig, index: int) -> Shapes:
-    width = model.hidden_size
-    inner = model.intermediate_size
-    prefix = f"transformer.h.{index}."
-    shapes: Shapes = {}
-    # GPT-2 stores its projections as (inputs, outputs), the transpose of a linear layer's.
-    for name, num_inputs, num_outputs in (
-        ("attn.c_attn", width, 3 * width),
-        ("attn.c_proj", width, width),
-        ("mlp.c_fc", width, inner),
-        ("mlp.c_proj", inner, width),
-    ):
-        shapes[f"{prefix}{name}.weight"] = (num_inputs, num_outputs)
-        shapes[f"{prefix}{name}.bias"] = (num_outputs,)
-    for name in ("ln_1", "ln_2"):
-        shapes[f"{prefix}{name}.weight"] = (width,)
-        shapes[f"{prefix}{name}.bias"] = (width,)
-    return shapes
+    family = model.family
+    shapes = family.block_shapes(model)
+    return {f"{family.block_prefix}{index}.{name}": shape for name, shape in shapes.items()}
 
 
 def outer_shapes(model: ModelConfig) -> Shapes:
     """Return names and shapes of the parameters outside the blocks: embedding, final norm, head."""
-    table = (model.vocab_size, model.hidden_size)
-    if model.model_type is Architecture.GPT2:
-        shapes: Shapes = {
-            EMBEDDINGS[model.model_type]: table,
-            "transformer.wpe.weight": (model.max_position_embeddings, model.hidden_size),
-            "transformer.ln_f.weight": (model.hidden_size,),
-            "transformer.ln_f.bias": (model.hidden_size,),
-        }
-    else:
-        shapes = {
-            EMBEDDINGS[model.model_type]: table,
-            "model.norm.weight": (model.hidden_size,),
-        }
+    family = model.family
+    shapes = {family.ends_prefix + name: shape for name, shape in family.ends_shapes(model).items()}
     if not model.tie_word_embeddings:
-        shapes["lm_head.weight"] = table
+        shapes["lm_head.weight"] = (model.vocab_size, model.hidden_size)
     return shapes
 
 
@@ -164,18 +97,5 @@ def _wide_bytes(model: ModelConfig) -> int:
 
 def _of_block(model: ModelConfig) -> int:
     """Return the bytes that one block keeps of one token."""
-    width = model.hidden_size
-    # Queries and what they have read, keys and values. Norms of queries and keys keep their inputs.
-    heads = (3 if model.qk_norm else 2) * (model.query_width + model.key_width)
-    # Inputs of both halves, and the two inner activations of the feed-forward network. Norms and
-    # gates are computed again: see `decod.model.autograd`.
-    numbers = 2 * width + heads + 2 * model.intermediate_size
-    # The logarithm of each head's sum of weights, in float32 or wider.
-    num_wide = model.num_attention_heads
-    if model.model_type is Architecture.GPT2:
-        # GPT-2's blocks are plain autograd, which also keeps the outputs of both norms, and their
-        # means and scales.
-        numbers += 2 * width
-        num_wide += 4
-    wide_bytes = _wide_bytes(model)
-    return numbers * model.dtype.num_bytes + num_wide * wide_bytes
+    numbers, wide_numbers = model.family.kept_numbers(model)
+    return numbers * model.dtype.num_bytes + wide_numbers * _wide_bytes(model)

@@ -16,7 +16,8 @@ Legend: B sequences, T positions, D width, V vocabulary.
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -27,9 +28,7 @@ from typing_extensions import override
 
 from decod.model.attention import KeyValueCache, Rotary, rotary_tables
 from decod.model.autograd import linear_cross_entropy
-from decod.model.gpt2 import Gpt2Block, Gpt2Ends
-from decod.model.llama import LlamaBlock, LlamaEnds
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
 
 _NUM_TERMS = 8
 """Uniform 16-bit numbers in one sum (Irwin-Hall): close to normal, excess kurtosis -0.15."""
@@ -67,7 +66,7 @@ def initial_pieces(
         yield torch.ones(shape)
         return
     std = _STD
-    if name.endswith((".o_proj.weight", ".down_proj.weight", ".c_proj.weight")):
+    if name.endswith(model.family.residual):
         std /= math.sqrt(2 * model.num_hidden_layers)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     yield from _near_normal(int.from_bytes(digest, "big"), math.prod(shape), std)
@@ -108,17 +107,12 @@ class Stage(nn.Module):
         self._rotary: Rotary | None = None
         self.layers = nn.ModuleDict()
         for index in blocks:
-            gpt2 = model.model_type is Architecture.GPT2
-            self.layers[str(index)] = Gpt2Block(model) if gpt2 else LlamaBlock(model)
+            self.layers[str(index)] = resolve_name(model.family.block)(model)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """Return the parameters under their checkpoint names, in sorted order."""
-        gpt2 = self.config.model_type is Architecture.GPT2
-        prefixes = (
-            {"layers.": "transformer.h.", "inner.": "transformer."}
-            if gpt2
-            else {"layers.": "model.layers.", "inner.": "model."}
-        )
+        family = self.config.family
+        prefixes = {"layers.": family.block_prefix, "inner.": family.ends_prefix}
         result = {}
         for path, parameter in self.named_parameters():
             for own, theirs in prefixes.items():
@@ -156,29 +150,49 @@ class Stage(nn.Module):
                 positions begin a text.
         """
         of_blocks = [None] * len(self.layers) if caches is None else caches
-        if self.config.model_type is Architecture.GPT2:
-            for block, cache in zip(self.layers.values(), of_blocks, strict=True):
-                hidden_BTD = block(hidden_BTD, cache)
-            return hidden_BTD
-        if not self.layers:
-            return hidden_BTD
-        first = of_blocks[0]
-        start = 0 if first is None else first.num_positions
-        end = start + hidden_BTD.shape[1]
-        if self._rotary is None or len(self._rotary[0]) < end:
-            length = end if first is None else first.num_positions_max
-            self._rotary = rotary_tables(
-                self.config, length, dtype=hidden_BTD.dtype, device=str(hidden_BTD.device)
-            )
-        rotary = (self._rotary[0][start:end], self._rotary[1][start:end])
+        rotary = None
+        if self.layers and "rope_theta" in self.config.family.has:
+            rotary = self._rotary_of(hidden_BTD, of_blocks[0])
         for block, cache in zip(self.layers.values(), of_blocks, strict=True):
             hidden_BTD = block(hidden_BTD, rotary, cache)
         return hidden_BTD
+
+    def _rotary_of(self, hidden_BTD: Tensor, cache: KeyValueCache | None) -> Rotary:
+        """Return the rotary tables of positions that continue those of a cache."""
+        start = 0 if cache is None else cache.num_positions
+        end = start + hidden_BTD.shape[1]
+        if self._rotary is None or len(self._rotary[0]) < end:
+            length = end if cache is None else cache.num_positions_max
+            self._rotary = rotary_tables(
+                self.config, length, dtype=hidden_BTD.dtype, device=str(hidden_BTD.device)
+            )
+        return self._rotary[0][start:end], self._rotary[1][start:end]
 
     @override
     def forward(self, hidden_BTD: Tensor) -> Tensor:
         """Return `run_blocks`."""
         return self.run_blocks(hidden_BTD)
+
+
+class Ends(Protocol):
+    """A family's parts outside its blocks, except the head. It is a module as well."""
+
+    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
+        """Return the residual stream before the first block, (B, T, D).
+
+        Args:
+            tokens_BT: int64 token ids.
+            start: The position of the first.
+        """
+        ...
+
+    def leave(self, hidden_BTD: Tensor) -> Tensor:
+        """Return the normed residual stream, (B, T, D)."""
+        ...
+
+    def table(self) -> Tensor:
+        """Return the embedding's weights, (V, D)."""
+        ...
 
 
 class FirstStage(Stage):
@@ -189,8 +203,7 @@ class FirstStage(Stage):
 
     def __init__(self, model: ModelConfig, blocks: range) -> None:
         super().__init__(model, blocks)
-        ends = Gpt2Ends if model.model_type is Architecture.GPT2 else LlamaEnds
-        self.inner: Gpt2Ends | LlamaEnds = ends(model)
+        self.inner: Ends = resolve_name(model.family.ends)(model)
         self.lm_head: nn.Linear | None = None
         if not model.tie_word_embeddings:
             self.lm_head = nn.Linear(model.hidden_size, model.vocab_size, bias=False)

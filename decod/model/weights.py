@@ -25,8 +25,8 @@ from decod.files import (
     read_pieces,
 )
 from decod.model.hf import config_from_hf
-from decod.model.shape import EMBEDDINGS, Shapes, model_shapes
-from decod.run.model_config import ModelConfig, ModelDtype
+from decod.model.shape import model_shapes
+from decod.run.model_config import ModelConfig, ModelDtype, Shapes
 from decod.texts import unique, why_of
 
 _JSON_SIZE_MAX_BYTES = 64 << 20
@@ -339,7 +339,7 @@ def check_tied(folder: Path, found: StoredModel, model: ModelConfig) -> None:
     Raises:
         DataError: They differ.
     """
-    table = found.places[EMBEDDINGS[model.model_type]]
+    table = found.places[model.family.embedding]
     head = found.head
     if head is None:
         return
@@ -520,7 +520,7 @@ def _match_names(
 
     As for transformers, a name may lack the prefix of the module without a head, or have it twice.
     """
-    table = EMBEDDINGS[model.model_type]
+    table = model.family.embedding
     prefix = table.partition(".")[0] + "."
     places = dict[str, str]()
     problems = list[str]()

@@ -1,21 +1,32 @@
 """The definition of a model: the fields of a Hugging Face `config.json`, and its cut into stages.
 
+A new family of models changes this file and adds one: a name in `Architecture`, a row in
+`FAMILIES`, and the module that the row names.
+
 Imports no torch, because the node process reads it too.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from decod.errors import ConfigError
+
+Shapes = dict[str, tuple[int, ...]]
+"""Parameter name to shape."""
 
 
 class Architecture(StrEnum):
     """Model families built into decod. Peers choose one by name; code is never received."""
 
     LLAMA = "llama"
-    """RMSNorm, rotary positions, SwiGLU, grouped-query attention: Llama, Qwen2 and Qwen3."""
+    """RMSNorm, rotary positions, SwiGLU, grouped-query attention: Llama, Mistral, Qwen2, Qwen3."""
     GPT2 = "gpt2"
     """LayerNorm, learnt positions, GELU, biases everywhere, tied embeddings by default."""
+    OLMO2 = "olmo2"
+    """As Llama, but norms come after attention and feed-forward network, and all queries of a
+    position have one norm, and all keys: OLMo 2."""
 
 
 NUM_LAYERS_MAX = 10_000
@@ -57,26 +68,16 @@ ROPE_NUMBERS: dict[RopeType, tuple[str, ...]] = {
 names begin with `rope_`."""
 
 
-_LLAMA_ONLY: dict[str, object] = {
-    "rope_theta": 10000.0,
-    "rope_type": RopeType.DEFAULT,
-    "attention_bias": False,
-    "head_dim": 0,
-    "qk_norm": False,
-}
-"""Fields that only llama uses, and their defaults."""
-
-
 def _refuse(field: str, value: object, why: str, fix: str) -> ConfigError:
     return ConfigError(f"model.{field} is {value}", why=why, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One language model. Names are those of Llama's `config.json` for both families."""
+    """One language model. Names are those of Llama's `config.json` for all families."""
 
     model_type: Architecture = Architecture.LLAMA
-    """`llama` or `gpt2`."""
+    """`llama`, `gpt2` or `olmo2`."""
     dtype: ModelDtype = ModelDtype.FLOAT32
     """Of activations and weights. `bfloat16` keeps float32 masters; `float64` is for checks."""
     vocab_size: int = 257
@@ -96,10 +97,10 @@ class ModelConfig:
     norm_eps: float = 1e-5
     """`rms_norm_eps` of Llama, `layer_norm_epsilon` of GPT-2."""
     rope_theta: float = 10000.0
-    """Base of the rotary angles (llama only)."""
+    """Base of the rotary angles. No field of gpt2."""
     rope_type: RopeType = RopeType.DEFAULT
-    """How rotary angles are scaled to reach beyond the sequences of the first training (llama
-    only). `linear` slows all of them down. `llama3` slows down only those that turn slowly."""
+    """How rotary angles are scaled to reach beyond the sequences of the first training. No field of
+    gpt2. `linear` slows all of them down. `llama3` slows down only those that turn slowly."""
     rope_factor: float = 0.0
     """How many times more slowly scaled angles grow: at least 1. 0 with `default`."""
     rope_low_freq_factor: float = 0.0
@@ -121,6 +122,11 @@ class ModelConfig:
     """RMSNorm on every query and key, as in Qwen3 (llama only)."""
 
     @property
+    def family(self) -> "Family":
+        """What is common to the models of this type."""
+        return FAMILIES[self.model_type]
+
+    @property
     def head_width(self) -> int:
         """Width of an attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
@@ -136,7 +142,7 @@ class ModelConfig:
         return self.num_key_value_heads * self.head_width
 
     def __post_init__(self) -> None:
-        for field in (
+        for name in (
             "vocab_size",
             "hidden_size",
             "intermediate_size",
@@ -145,8 +151,8 @@ class ModelConfig:
             "num_key_value_heads",
             "max_position_embeddings",
         ):
-            if getattr(self, field) < 1:
-                raise _refuse(field, getattr(self, field), "sizes are positive", "give at least 1")
+            if getattr(self, name) < 1:
+                raise _refuse(name, getattr(self, name), "sizes are positive", "give at least 1")
         if self.num_hidden_layers > NUM_LAYERS_MAX:
             why = "no model has so many, and each takes time to describe"
             fix = f"give at most {NUM_LAYERS_MAX}"
@@ -167,36 +173,45 @@ class ModelConfig:
                 f"it must divide the {self.num_attention_heads} query heads",
                 "give a divisor of model.num_attention_heads",
             )
-        if self.model_type is Architecture.LLAMA and self.head_width % 2:
-            field = "head_dim" if self.head_dim else "hidden_size"
-            raise _refuse(
-                field,
-                getattr(self, field),
-                "rotary positions turn pairs, so a head's width must be even",
-                "give an even model.head_dim, or a hidden_size that is an even multiple of "
-                "model.num_attention_heads",
-            )
-        if self.model_type is Architecture.GPT2 and (
-            self.num_key_value_heads != self.num_attention_heads
-        ):
-            raise _refuse(
-                "num_key_value_heads",
-                self.num_key_value_heads,
-                "GPT-2 has as many key and value heads as query heads",
-                "give the same number as model.num_attention_heads",
-            )
-        _check_llama_only(self)
+        _check_family(self)
         _check_rope(self)
 
 
-def _check_llama_only(model: ModelConfig) -> None:
-    for field, neutral in _LLAMA_ONLY.items():
-        value = getattr(model, field)
-        if model.model_type is not Architecture.LLAMA and value != neutral:
-            raise _refuse(field, value, "only llama has it", "leave it out")
+_OF_SOME: dict[str, object] = {
+    "rope_theta": 10000.0,
+    "rope_type": RopeType.DEFAULT,
+    "attention_bias": False,
+    "head_dim": 0,
+    "qk_norm": False,
+}
+"""Fields that only some families have, and their values in all others."""
+
+
+def _check_family(model: ModelConfig) -> None:
+    has = model.family.has
+    for name, neutral in _OF_SOME.items():
+        value = getattr(model, name)
+        if name not in has and value != neutral:
+            raise _refuse(name, value, f"{model.model_type} has no such thing", "leave it out")
     if model.qk_norm and model.attention_bias:
         why = "no family of models has that beside model.attention_bias"
         raise _refuse("qk_norm", model.qk_norm, why, "set one of them to false")
+    if "rope_theta" in has and model.head_width % 2:
+        name = "head_dim" if model.head_dim else "hidden_size"
+        raise _refuse(
+            name,
+            getattr(model, name),
+            "rotary positions turn pairs, so a head's width must be even",
+            "give an even head width: hidden_size / num_attention_heads, or llama's head_dim",
+        )
+    num_heads = model.num_attention_heads
+    if "num_key_value_heads" not in has and model.num_key_value_heads != num_heads:
+        raise _refuse(
+            "num_key_value_heads",
+            model.num_key_value_heads,
+            f"{model.model_type} has as many key and value heads as query heads",
+            "give the same number as model.num_attention_heads",
+        )
 
 
 def _check_rope(model: ModelConfig) -> None:
@@ -250,3 +265,295 @@ def stage_blocks(model: ModelConfig, stages: StagesConfig) -> tuple[range, ...]:
         result.append(range(start, start + size))
         start += size
     return tuple(result)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfType:
+    """How a `config.json` of one `model_type` says what a `ModelConfig` says."""
+
+    architecture: str
+    """The class of transformers with a head for language models."""
+    means: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the model that the type alone says."""
+    absent: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of absent fields in transformers where decod has none, or another."""
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Fields that must hold one of these values if they are present: decod computes so."""
+    ignored: frozenset[str] = frozenset()
+    """Fields that change nothing while the neutral ones are neutral."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of an exported model that do not depend on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of models: names, shapes and memory. Its arithmetic is in the modules it names."""
+
+    block: str
+    """The module of a block, as `package:Class`. It is made from a `ModelConfig`, and called with
+    the residual stream, rotary tables or None, and a cache of keys and values or None."""
+    ends: str
+    """The module of embedding and final norm, as `package:Class`. See `decod.model.stage.Ends`."""
+    block_prefix: str
+    """With what the names of a block's parameters begin, before its index."""
+    ends_prefix: str
+    """With what the names of the parameters outside the blocks begin, but for the head."""
+    embedding: str
+    """The name of the embedding's weights, which a tied head shares."""
+    residual: tuple[str, ...]
+    """Weights that write into the residual stream. Their initial values shrink with the depth."""
+    has: Mapping[str, str]
+    """Fields of `ModelConfig` that such a model has, and their names in `config.json`. A name is
+    empty if the type says it (`HfType.means`), or the scaling of rotary positions."""
+    inner_factor: int = 0
+    """How many times as wide as the model its feed-forward network is, if `config.json` does not
+    say. 0: it must say."""
+    block_shapes: Callable[[ModelConfig], Shapes]
+    """Shapes of a block's parameters, without the prefix."""
+    ends_shapes: Callable[[ModelConfig], Shapes]
+    """Shapes of embedding and final norm, without the prefix."""
+    kept_numbers: Callable[[ModelConfig], tuple[int, int]]
+    """What a block keeps of a position for its backward pass: numbers in the model's dtype, and
+    numbers in float32 or wider."""
+    types: Mapping[str, HfType]
+    """By the `model_type` of `config.json`. An exported model has the first that means the same."""
+
+
+_SAME_NAMES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+    "rope_theta",
+)
+_LLAMA_HAS = {name: name for name in _SAME_NAMES} | {"norm_eps": "rms_norm_eps", "rope_type": ""}
+_LLAMA_ABSENT = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+_LLAMA_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "mlp_bias": (False, None),
+    "partial_rotary_factor": (1.0, None),
+    "pretraining_tp": (1, None),
+    "rope_interleaved": (False, None),
+}
+_NO_BIAS: dict[str, tuple[Any, ...]] = {"attention_bias": (False, None)}
+_NO_WINDOW: dict[str, tuple[Any, ...]] = {"use_sliding_window": (False, None)}
+_WINDOW_LENGTHS = frozenset({"sliding_window", "max_window_layers"})
+_LLAMA_WRITTEN = {"hidden_act": "silu", "attention_dropout": 0.0}
+
+
+def _projection_shapes(model: ModelConfig) -> Shapes:
+    """Return the matrices of Llama's attention and feed-forward network."""
+    width = model.hidden_size
+    inner = model.intermediate_size
+    return {
+        "self_attn.q_proj.weight": (model.query_width, width),
+        "self_attn.k_proj.weight": (model.key_width, width),
+        "self_attn.v_proj.weight": (model.key_width, width),
+        "self_attn.o_proj.weight": (width, model.query_width),
+        "mlp.gate_proj.weight": (inner, width),
+        "mlp.up_proj.weight": (inner, width),
+        "mlp.down_proj.weight": (width, inner),
+    }
+
+
+def _llama_block_shapes(model: ModelConfig) -> Shapes:
+    shapes = _projection_shapes(model)
+    shapes["input_layernorm.weight"] = (model.hidden_size,)
+    shapes["post_attention_layernorm.weight"] = (model.hidden_size,)
+    if model.attention_bias:
+        shapes["self_attn.q_proj.bias"] = (model.query_width,)
+        shapes["self_attn.k_proj.bias"] = (model.key_width,)
+        shapes["self_attn.v_proj.bias"] = (model.key_width,)
+    if model.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (model.head_width,)
+        shapes["self_attn.k_norm.weight"] = (model.head_width,)
+    return shapes
+
+
+def _llama_ends_shapes(model: ModelConfig) -> Shapes:
+    return {
+        "embed_tokens.weight": (model.vocab_size, model.hidden_size),
+        "norm.weight": (model.hidden_size,),
+    }
+
+
+def _llama_kept_numbers(model: ModelConfig) -> tuple[int, int]:
+    # Queries and what they have read, keys and values. Norms of queries and keys keep their inputs.
+    heads = (3 if model.qk_norm else 2) * (model.query_width + model.key_width)
+    # Inputs of both halves, and the two inner activations of the feed-forward network. Norms and
+    # gates are computed again: see `decod.model.autograd`.
+    numbers = 2 * model.hidden_size + heads + 2 * model.intermediate_size
+    # The logarithm of each head's sum of weights.
+    return numbers, model.num_attention_heads
+
+
+def _gpt2_block_shapes(model: ModelConfig) -> Shapes:
+    width = model.hidden_size
+    inner = model.intermediate_size
+    shapes: Shapes = {}
+    # GPT-2 stores its projections as (inputs, outputs), the transpose of a linear layer's.
+    for name, num_inputs, num_outputs in (
+        ("attn.c_attn", width, 3 * width),
+        ("attn.c_proj", width, width),
+        ("mlp.c_fc", width, inner),
+        ("mlp.c_proj", inner, width),
+    ):
+        shapes[f"{name}.weight"] = (num_inputs, num_outputs)
+        shapes[f"{name}.bias"] = (num_outputs,)
+    for name in ("ln_1", "ln_2"):
+        shapes[f"{name}.weight"] = (width,)
+        shapes[f"{name}.bias"] = (width,)
+    return shapes
+
+
+def _gpt2_ends_shapes(model: ModelConfig) -> Shapes:
+    return {
+        "wte.weight": (model.vocab_size, model.hidden_size),
+        "wpe.weight": (model.max_position_embeddings, model.hidden_size),
+        "ln_f.weight": (model.hidden_size,),
+        "ln_f.bias": (model.hidden_size,),
+    }
+
+
+def _gpt2_kept_numbers(model: ModelConfig) -> tuple[int, int]:
+    # As Llama's block. But GPT-2's is plain autograd, which also keeps the outputs of both norms,
+    # and their means and scales.
+    heads = 2 * (model.query_width + model.key_width)
+    numbers = 4 * model.hidden_size + heads + 2 * model.intermediate_size
+    return numbers, model.num_attention_heads + 4
+
+
+def _olmo2_block_shapes(model: ModelConfig) -> Shapes:
+    return _projection_shapes(model) | {
+        "self_attn.q_norm.weight": (model.query_width,),
+        "self_attn.k_norm.weight": (model.key_width,),
+        "post_attention_layernorm.weight": (model.hidden_size,),
+        "post_feedforward_layernorm.weight": (model.hidden_size,),
+    }
+
+
+def _olmo2_kept_numbers(model: ModelConfig) -> tuple[int, int]:
+    # As Llama's block with norms of queries and keys. The norms of both halves keep their inputs,
+    # which the halves have made.
+    heads = 3 * (model.query_width + model.key_width)
+    numbers = 4 * model.hidden_size + heads + 2 * model.intermediate_size
+    return numbers, model.num_attention_heads
+
+
+FAMILIES: Mapping[Architecture, Family] = {
+    Architecture.LLAMA: Family(
+        block="decod.model.llama:LlamaBlock",
+        ends="decod.model.llama:LlamaEnds",
+        block_prefix="model.layers.",
+        ends_prefix="model.",
+        embedding="model.embed_tokens.weight",
+        residual=("self_attn.o_proj.weight", "mlp.down_proj.weight"),
+        has=_LLAMA_HAS | {"attention_bias": "", "head_dim": "head_dim", "qk_norm": ""},
+        block_shapes=_llama_block_shapes,
+        ends_shapes=_llama_ends_shapes,
+        kept_numbers=_llama_kept_numbers,
+        types={
+            "llama": HfType(
+                architecture="LlamaForCausalLM",
+                means={"attention_bias": False, "qk_norm": False},
+                absent=_LLAMA_ABSENT,
+                neutral=_LLAMA_NEUTRAL | _NO_BIAS,
+                written=_LLAMA_WRITTEN | {"attention_bias": False, "mlp_bias": False},
+            ),
+            # Llama's `attention_bias` would also add a bias to the output projection.
+            "qwen2": HfType(
+                architecture="Qwen2ForCausalLM",
+                means={"attention_bias": True, "qk_norm": False},
+                absent=_LLAMA_ABSENT | {"num_key_value_heads": 32},
+                neutral=_LLAMA_NEUTRAL | _NO_WINDOW | {"attention_bias": (True, None)},
+                ignored=_WINDOW_LENGTHS,
+                written=_LLAMA_WRITTEN | {"use_sliding_window": False},
+            ),
+            "qwen3": HfType(
+                architecture="Qwen3ForCausalLM",
+                means={"attention_bias": False, "qk_norm": True},
+                absent=_LLAMA_ABSENT | {"num_key_value_heads": 32, "head_dim": 128},
+                neutral=_LLAMA_NEUTRAL | _NO_WINDOW | _NO_BIAS,
+                ignored=_WINDOW_LENGTHS,
+                written=_LLAMA_WRITTEN | {"attention_bias": False, "use_sliding_window": False},
+            ),
+            "mistral": HfType(
+                architecture="MistralForCausalLM",
+                means={"attention_bias": False, "qk_norm": False},
+                absent=_LLAMA_ABSENT | {"num_key_value_heads": 8, "sliding_window": 4096},
+                neutral=_LLAMA_NEUTRAL | {"sliding_window": (None,)},
+            ),
+        },
+    ),
+    Architecture.GPT2: Family(
+        block="decod.model.gpt2:Gpt2Block",
+        ends="decod.model.gpt2:Gpt2Ends",
+        block_prefix="transformer.h.",
+        ends_prefix="transformer.",
+        embedding="transformer.wte.weight",
+        residual=("attn.c_proj.weight", "mlp.c_proj.weight"),
+        has={
+            "vocab_size": "vocab_size",
+            "hidden_size": "n_embd",
+            "intermediate_size": "n_inner",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+            "norm_eps": "layer_norm_epsilon",
+            "tie_word_embeddings": "tie_word_embeddings",
+        },
+        inner_factor=4,
+        block_shapes=_gpt2_block_shapes,
+        ends_shapes=_gpt2_ends_shapes,
+        kept_numbers=_gpt2_kept_numbers,
+        types={
+            "gpt2": HfType(
+                architecture="GPT2LMHeadModel",
+                absent={
+                    "layer_norm_epsilon": 1e-5,
+                    "tie_word_embeddings": True,
+                    "attn_pdrop": 0.1,
+                    "embd_pdrop": 0.1,
+                    "resid_pdrop": 0.1,
+                },
+                neutral={
+                    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+                    "scale_attn_weights": (True,),
+                    "scale_attn_by_inverse_layer_idx": (False,),
+                    "reorder_and_upcast_attn": (False,),
+                },
+                written={
+                    "activation_function": "gelu_new",
+                    "attn_pdrop": 0.0,
+                    "embd_pdrop": 0.0,
+                    "resid_pdrop": 0.0,
+                },
+            ),
+        },
+    ),
+    Architecture.OLMO2: Family(
+        block="decod.model.olmo2:Olmo2Block",
+        ends="decod.model.llama:LlamaEnds",
+        block_prefix="model.layers.",
+        ends_prefix="model.",
+        embedding="model.embed_tokens.weight",
+        residual=(),  # The norms after both halves would undo another size.
+        has=_LLAMA_HAS,
+        block_shapes=_olmo2_block_shapes,
+        ends_shapes=_llama_ends_shapes,
+        kept_numbers=_olmo2_kept_numbers,
+        types={
+            "olmo2": HfType(
+                architecture="Olmo2ForCausalLM",
+                absent={"rms_norm_eps": 1e-5, "tie_word_embeddings": False},
+                neutral={"hidden_act": ("silu", "swish")} | _NO_BIAS,
+                written=_LLAMA_WRITTEN | {"attention_bias": False},
+            ),
+        },
+    ),
+}
+"""All families. Peers choose one by name."""

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decod.model.shape import Shapes
+from decod.run.model_config import Shapes
 from decod.train.checkpoint.description import hashed_line
 from decod.train.copies import on_host
 from decod.train.optimizers import Segment

@@ -97,6 +97,37 @@ _QWEN3 = _QWEN2 | {
     "sliding_window": None,
     "transformers_version": "4.51.0",
 }
+_MISTRAL = _SIZES | {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.42.0.dev0",
+    "use_cache": True,
+}
+_OLMO2 = _SIZES | {
+    "architectures": ["Olmo2ForCausalLM"],
+    "model_type": "olmo2",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "max_position_embeddings": 128,
+    "num_key_value_heads": 4,
+    "pad_token_id": 258,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 500000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.47.0.dev0",
+    "use_cache": True,
+}
 _GPT2 = {
     "activation_function": "gelu_new",
     "architectures": ["GPT2LMHeadModel"],
@@ -224,6 +255,10 @@ PUBLISHED = (
     _qwen("Qwen/Qwen3-4B-Instruct-2507", _QWEN3, rope_theta=5000000, tie_word_embeddings=True),
     _qwen("Qwen/Qwen3-8B", _QWEN3, head_dim=16),
     _qwen("Qwen/Qwen3-32B", _QWEN3, hidden_size=80, max_window_layers=64),
+    _llama("mistralai/Mistral-7B-v0.3", _MISTRAL, attention_dropout=0.0, sliding_window=None),
+    _llama("mistralai/Mistral-7B-Instruct-v0.2", _MISTRAL, sliding_window=None),
+    _qwen("allenai/OLMo-2-0425-1B", _OLMO2),
+    _qwen("allenai/OLMo-2-1124-7B", _OLMO2, num_key_value_heads=2, torch_dtype="float32"),
     _gpt2("openai-community/gpt2"),
     _gpt2("openai-community/gpt2-medium", n_layer=3, n_special=0, predict_special_tokens=True),
     _gpt2("openai-community/gpt2-large", n_embd=60, n_head=5),
@@ -249,6 +284,7 @@ PUBLISHED = (
         _QWEN25,
         dual_chunk_attention_config={"chunk_size": 64, "local_size": 8},
     ),
+    _refused("mistralai/Mistral-7B-v0.1", "sliding_window", _MISTRAL, sliding_window=4096),
     _refused("Qwen/Qwen2-57B with a window", "use_sliding_window", _QWEN2, use_sliding_window=True),
     _refused("internlm/internlm-7b as llama", "attention_bias", _LLAMA, attention_bias=True),
     _refused(
@@ -275,7 +311,6 @@ PUBLISHED = (
         _LLAMA32,
         quantization={"bits": 4, "group_size": 64},
     ),
-    _foreign("mistralai/Mistral-7B-v0.1", "mistral"),
     _foreign("mistralai/Mixtral-8x7B-v0.1", "mixtral"),
     _foreign("google/gemma-2b", "gemma"),
     _foreign("google/gemma-2-2b", "gemma2"),
@@ -288,7 +323,6 @@ PUBLISHED = (
     _foreign("tiiuae/falcon-7b", "falcon"),
     _foreign("HuggingFaceTB/SmolLM3-3B", "smollm3"),
     _foreign("Qwen/Qwen3-30B-A3B", "qwen3_moe"),
-    _foreign("allenai/OLMo-2-0425-1B", "olmo2"),
     _foreign("ibm-granite/granite-3.3-2b-base", "granite"),
 )
 

@@ -126,11 +126,22 @@ def test_devices_divide_microbatches_and_not_the_stage(stage: int) -> None:
     assert three == two, "a device has one sequence at least"
 
 
-@pytest.mark.parametrize("name", MODEL_PRESETS)
+# Source: allenai/OLMo-2-0425-1B.
+OLMO2_1B = ModelConfig(
+    model_type=Architecture.OLMO2,
+    dtype=ModelDtype.BFLOAT16,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+)
+REAL_SHAPES = {name: preset.model for name, preset in MODEL_PRESETS.items()} | {"olmo2": OLMO2_1B}
+
+
+@pytest.mark.parametrize("name", REAL_SHAPES)
 def test_what_a_block_keeps_is_right_for_real_shapes(name: str) -> None:
     """With one block, and fewer tokens. Widths and heads are those of the model."""
-    preset = MODEL_PRESETS[name]
-    model = replace(preset.model, num_hidden_layers=1, vocab_size=257)
+    model = replace(REAL_SHAPES[name], num_hidden_layers=1, vocab_size=257)
     batch = BatchConfig(sequence_length=64, microbatch_size=2)
     run = RunConfig(model=model, batch=batch, stages=StagesConfig(num_relay_stages=1))
     stage = empty_stage(model, run.stages, 1)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from decod.model.attention import causal_attention
 from decod.model.stage import FirstStage
-from decod.run.model_config import Architecture, ModelConfig
+from decod.run.model_config import FAMILIES, Architecture, ModelConfig
 from tests.support.allocations import allocations_of
 
 torch.set_num_threads(1)
@@ -44,16 +44,17 @@ def test_grouped_heads_read_what_the_formula_says(num_key_heads: int) -> None:
 def test_sequences_of_8k_take_memory_that_grows_with_their_length(
     architecture: Architecture,
 ) -> None:
-    length, gpt2 = 8192, architecture is Architecture.GPT2
+    length = 8192
+    has = FAMILIES[architecture].has
     model = ModelConfig(
         model_type=architecture,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
-        num_key_value_heads=2 if gpt2 else 1,
+        num_key_value_heads=1 if "num_key_value_heads" in has else 2,
         max_position_embeddings=length,
-        qk_norm=not gpt2,
+        qk_norm="qk_norm" in has,
     )
     module = FirstStage(model, range(1))
     tokens = torch.randint(model.vocab_size, (1, length + 1))

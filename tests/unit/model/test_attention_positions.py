@@ -214,7 +214,10 @@ def test_a_run_file_holds_the_scaling(name: str, tmp_path: Path) -> None:
             {"rope_type": RopeType.LINEAR, "rope_factor": 2.0, "rope_low_freq_factor": 1.0},
             "model.rope_low_freq_factor is 1.0: rope_type linear",
         ),
-        ({"model_type": Architecture.GPT2, "rope_theta": 5.0}, "rope_theta is 5.0: only llama"),
+        (
+            {"model_type": Architecture.GPT2, "rope_theta": 5.0},
+            "rope_theta is 5.0: gpt2 has no",
+        ),
         ({"model_type": Architecture.GPT2, "attention_bias": True}, "attention_bias is True"),
     ],
 )

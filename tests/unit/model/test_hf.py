@@ -18,9 +18,11 @@ LLAMA = ModelConfig(**SMALL)
 QWEN2 = ModelConfig(**SMALL, attention_bias=True, num_key_value_heads=2, dtype=ModelDtype.BFLOAT16)
 QWEN3 = ModelConfig(**SMALL, qk_norm=True, head_dim=8, num_key_value_heads=2)
 GPT2 = ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True)
+OLMO2 = ModelConfig(**SMALL, model_type=Architecture.OLMO2, num_key_value_heads=2)
+MODELS = (LLAMA, QWEN2, QWEN3, GPT2, OLMO2)
 
 
-@pytest.mark.parametrize("model", [LLAMA, replace(LLAMA, head_dim=6), QWEN2, QWEN3, GPT2])
+@pytest.mark.parametrize("model", [*MODELS, replace(LLAMA, head_dim=6)])
 def test_a_configuration_survives_the_way_there_and_back(model: ModelConfig) -> None:
     fields = json.loads(json.dumps(config_to_hf(model)))
     assert config_from_hf(fields) == model
@@ -67,6 +69,8 @@ def test_a_configuration_survives_the_way_there_and_back(model: ModelConfig) -> 
         (QWEN3, "use_sliding_window", True),
         (QWEN3, "attention_bias", True),
         (QWEN3, "num_experts", 4),
+        (OLMO2, "attention_bias", True),
+        (OLMO2, "head_dim", 8),
         (GPT2, "activation_function", "relu"),
         (GPT2, "add_cross_attention", True),
         (GPT2, "scale_attn_weights", False),
@@ -113,7 +117,7 @@ def test_an_absent_field_means_what_it_does_to_transformers() -> None:
     assert config_from_hf(fields).head_dim == 128
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "GPT2"])
+@pytest.mark.parametrize("kind", ["Llama", "Qwen2", "Qwen3", "GPT2", "Olmo2"])
 def test_all_fields_that_transformers_writes_are_known(kind: str) -> None:
     """Those of models for other tasks, and of text generation, too: none of them is a feature."""
     transformers = import_transformers()
@@ -205,7 +209,7 @@ def test_the_width_of_a_head_has_two_spellings() -> None:
 
 
 @pytest.mark.parametrize("run", [ModelConfig(), ModelConfig(head_dim=32), QWEN3, GPT2])
-@pytest.mark.parametrize("given", [LLAMA, replace(LLAMA, head_dim=6), QWEN2, QWEN3, GPT2])
+@pytest.mark.parametrize("given", [*MODELS, replace(LLAMA, head_dim=6)])
 def test_a_run_file_with_the_values_of_the_message_is_accepted(
     run: ModelConfig, given: ModelConfig
 ) -> None:
@@ -228,8 +232,11 @@ def test_a_run_file_with_the_values_of_the_message_is_accepted(
     [
         (LLAMA, {"head_dim": -1}, "model.head_dim is -1"),
         (LLAMA, {"head_dim": 5}, "model.head_dim is 5: .*even"),
-        (GPT2, {"head_dim": 8}, "model.head_dim is 8: only llama"),
-        (GPT2, {"qk_norm": True}, "model.qk_norm is True: only llama"),
+        (GPT2, {"head_dim": 8}, "model.head_dim is 8: gpt2 has no such thing"),
+        (OLMO2, {"qk_norm": True}, "model.qk_norm is True: olmo2 has no such thing"),
+        (OLMO2, {"hidden_size": 12}, "model.hidden_size is 12: .*even"),
+        (GPT2, {"num_key_value_heads": 2}, "gpt2 has as many key and value heads"),
+        (GPT2, {"qk_norm": True}, "model.qk_norm is True: gpt2 has no such thing"),
         (QWEN2, {"qk_norm": True}, "model.qk_norm is True: no family"),
     ],
 )

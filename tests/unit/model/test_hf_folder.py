@@ -16,17 +16,18 @@ from decod.model.generate import LoadedModel
 from decod.model.hf import config_to_hf
 from decod.model.hf_folder import fill_weights, read_weights
 from decod.model.sampling import Sampling
-from decod.model.shape import EMBEDDINGS, model_shapes
+from decod.model.shape import model_shapes
 from decod.model.stage import initial_weight
 from decod.model.weights import read_config
 from decod.model.writing import ModelWriter
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype
+from decod.run.model_config import FAMILIES, Architecture, ModelConfig, ModelDtype
 from tests.support.model_folders import write_folder
 
 SMALL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
 LLAMA = ModelConfig(**SMALL)
 QWEN2 = ModelConfig(**SMALL, attention_bias=True, num_key_value_heads=2, dtype=ModelDtype.BFLOAT16)
 TIED = ModelConfig(**SMALL, tie_word_embeddings=True)
+EMBEDDINGS = {family.embedding for family in FAMILIES.values()}
 GPT2 = ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True)
 
 
@@ -106,7 +107,7 @@ SPELLINGS: dict[str, Callable[[str], str]] = {
     "without": without_prefix,
     "twice": lambda name: f"{name.partition('.')[0]}.{name}",
     "mixed": lambda name: without_prefix(name) if "norm" in name or "ln_" in name else name,
-    "the head's": lambda name: "lm_head.weight" if name in EMBEDDINGS.values() else name,
+    "the head's": lambda name: "lm_head.weight" if name in EMBEDDINGS else name,
 }
 
 
