@@ -53,7 +53,7 @@ class LeaderFacts:
     @property
     def loads(self) -> Mapping[NodeId, NodeLoad]:
         """How busy members have last said that they are."""
-        return self._leader.polling.loads
+        return self._leader.seats.loads
 
     @property
     def candidates(self) -> Mapping[NodeId, Candidate]:
@@ -127,12 +127,12 @@ class LeaderFacts:
     @property
     def ending_stages(self) -> Sequence[int]:
         """Relay stages whose members have all asked to leave."""
-        leaving = self._leader.leaving
+        seats = self._leader.seats
         rosters = enumerate(self.view.rosters)
         return [
             stage
             for stage, roster in rosters
-            if stage and roster and all(member.node_id in leaving for member in roster)
+            if stage and roster and all(seats.leaves(member.node_id) for member in roster)
         ]
 
     @property

@@ -87,9 +87,9 @@ def named(scenario: Scenario) -> dict[str, SlowMember]:
     assert simulation.run().num_iterations == scenario.num_iterations
     leader = simulation.leader.machine.leader
     assert leader is not None
-    assert len(leader.polling.loads) == 1 + PLAIN.num_relays
+    assert len(leader.seats.loads) == 1 + PLAIN.num_relays
     return {
-        each.member.name: each for each in slow_members(leader.view.members, leader.polling.loads)
+        each.member.name: each for each in slow_members(leader.view.members, leader.seats.loads)
     }
 
 

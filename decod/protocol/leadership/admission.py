@@ -15,16 +15,17 @@ it offers itself anew when it finds that nobody answers it (`decod.protocol.lead
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from decod.ids import Iteration, NodeId
 from decod.planner.assignment import Applicant, StageLoad, assign_stages
 from decod.protocol.core.context import RunFacts
 from decod.protocol.core.effects import Effect, Send, noted
-from decod.protocol.core.messages import Assign, Join, NodeLoad, Prepared, Refuse
+from decod.protocol.core.messages import Assign, Join, Prepared, Refuse
 from decod.protocol.core.messages.membership_messages import DONORS_MAX
 from decod.protocol.core.view import Duty, Member, Role, View
+from decod.protocol.leadership.seats import Seats
 from decod.run.run_config import Organisation, RunConfig
 
 _LIVES_MAX = 16
@@ -75,15 +76,21 @@ class Admission:
     Args:
         run: The run's settings.
         facts: What else is known of it.
+        seats: The members'.
         begun: Tells whether the run has committed iterations.
     """
 
     def __init__(
-        self, run: RunConfig, facts: RunFacts, begun: Callable[[], bool] = lambda: False
+        self,
+        run: RunConfig,
+        facts: RunFacts,
+        seats: Seats,
+        begun: Callable[[], bool] = lambda: False,
     ) -> None:
         self.candidates: dict[NodeId, Candidate] = {}
         self._run = run
         self._facts = facts
+        self._seats = seats
         self._begun = begun
         self._incarnations: dict[NodeId, list[int]] = {}
         """Of the last starts of each node's daemon, in order."""
@@ -308,17 +315,10 @@ class Admission:
         duties.update(c.duty for c in self.candidates.values() if c.stage_index == stage)
         return min((Duty.FRONTAL, Duty.BACKWARD), key=lambda duty: duties[duty])
 
-    def assign_waiting(
-        self, view: View, loads: Mapping[NodeId, NodeLoad], leaving: Container[NodeId] = ()
-    ) -> list[Effect]:
+    def assign_waiting(self, view: View) -> list[Effect]:
         """Give the largest candidates to the most utilised stages (GWTF V-B).
 
         First of all a stage without members gets those whose disk holds a state of it.
-
-        Args:
-            view: Members.
-            loads: What they last said of themselves.
-            leaving: Members that no longer count.
         """
         effects: list[Effect] = []
         waiting = {n: c for n, c in self.candidates.items() if c.stage_index is None}
@@ -336,7 +336,7 @@ class Admission:
                 if candidate.stage_index is None and candidate.join.role is role
             ]
             if applicants:
-                stage_loads = self._stage_loads(view, loads, leaving, role)
+                stage_loads = self._stage_loads(view, role)
                 for node, stage in sorted(assign_stages(applicants, stage_loads).items()):
                     effects += self._assign(view, node, stage, _reason(stage_loads[stage - 1]))
         return effects
@@ -348,13 +348,7 @@ class Admission:
         note = noted("candidate.assigned", peer=node, stage=stage_index)
         return [note, self._assignment(view, node, candidate)]
 
-    def _stage_loads(
-        self,
-        view: View,
-        loads: Mapping[NodeId, NodeLoad],
-        leaving: Container[NodeId],
-        role: Role,
-    ) -> list[StageLoad]:
+    def _stage_loads(self, view: View, role: Role) -> list[StageLoad]:
         """Return each relay stage's flows and capacity, candidates on their way included.
 
         Clients share a stage's work with its servers. Servers are told apart: each stage needs
@@ -363,12 +357,12 @@ class Admission:
         send all clients to the stage that happens to be at work.
         """
         served = self._run.organisation is Organisation.SERVERS
+        loads = self._seats.loads
         result = []
         for stage in range(1, self._run.stages.num_relay_stages + 1):
             everybody = (*view.workers[stage], *view.clients[stage])
-            members = [
-                m for m in everybody if m.node_id not in leaving and m.role in (role, Role.RELAY)
-            ]
+            staying = [m for m in everybody if not self._seats.leaves(m.node_id)]
+            members = [m for m in staying if m.role in (role, Role.RELAY)]
             coming = [
                 candidate.join
                 for candidate in self.candidates.values()

@@ -54,17 +54,10 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.view import Member, Opening, Role, View, fault_of, orphans
 from decod.protocol.leadership.admission import Admission
-from decod.protocol.leadership.availability import (
-    Capacities,
-    Partings,
-    departing,
-    leaving_notes,
-    still_needed,
-    survives,
-)
 from decod.protocol.leadership.election import Succession
 from decod.protocol.leadership.quorum import LastDecisions, Quorum, electors_of
 from decod.protocol.leadership.relay_audits import RelayAudits, Verdict
+from decod.protocol.leadership.seats import Seats
 from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import IterationProgress, Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
@@ -203,10 +196,8 @@ class Leader:
         self.iteration = Iteration(start + 1, 0)
         self.committed = Iteration(start, 0)
         self.sync = SyncSchedule(run, facts)
-        self.admission = Admission(run, facts, lambda: self.started)
-        self.leaving: dict[NodeId, str] = {}
-        self.partings = Partings(run.sync)
-        self.capacities = Capacities()
+        self.seats = Seats(run.sync)
+        self.admission = Admission(run, facts, self.seats, lambda: self.started)
         self.recovery = StageRecovery(run, start)
         self.loss: float | None = None
         self.commits_blocked = False
@@ -223,7 +214,7 @@ class Leader:
         self._completed = False
         """The driver has been told that all iterations are done."""
         self._iteration_timer = IterationTimer(config.iteration_timeout_s)
-        self.polling = Polling(config, self.admission)
+        self.polling = Polling(config, self.admission, self.seats)
         self._late_entry_s: float | None = None
         """When clients are let in that wait to enter."""
 
@@ -269,7 +260,8 @@ class Leader:
             self._batch.begun = begun
             self._vote = Ready(AveragingId(self.iteration, view.version), won.hashes)
             self._vote_term = won.view.term
-            self.leaving.update(dict.fromkeys(old, "it led, and is gone"))
+            for node in old:
+                self.seats.leave_out(node)
             notes.append(noted("iteration.kept", iteration=str(self.iteration), reason=reason))
             return notes + self.decide(now_s)
         view = self._next_view(without=old, admit=False)
@@ -281,7 +273,7 @@ class Leader:
         if self._iteration_timer.by_s is not None and self._iteration_timer.by_s <= now_s:
             self._iteration_timer.progressed(now_s)
             held = self.commits_blocked and self._vote is not None
-            if not (held or self.suspicions.stalled(now_s, self.view, self.polling.loads.values())):
+            if not (held or self.suspicions.stalled(now_s, self.view, self.seats.loads.values())):
                 self._num_stalls += 1
                 why = f"no progress in time, {self._batch.missing(self.view)} did not come"
                 effects += self.repeat(now_s, why, counts=False)
@@ -390,15 +382,13 @@ class Leader:
         self.quorum.dismiss(sender)
         if message.at_once:
             return self.remove(now_s, {sender: message.reason})
-        if sender in self.leaving:
+        if self.seats.leaves(sender):
             return []
-        self.leaving[sender] = message.reason
-        self.partings.ask(sender)
-        self.capacities.forget(sender)
-        needed = self.started and sender in still_needed(self.view, self.leaving)
+        notes = self.seats.leave(self.view, sender, message.reason)
+        needed = self.started and sender in self.seats.still_needed(self.view)
         if self.state is LeaderState.GATHERING and not needed:
             return self.remove(now_s, {sender: message.reason})
-        return leaving_notes(self.view, sender, self.leaving)
+        return notes
 
     def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
         """A member wants another capacity: it has it from the next opening on."""
@@ -407,8 +397,8 @@ class Leader:
             return []
         if self.state is LeaderState.PAUSED:
             return [Send(sender, CapacityAnswer(message.request_id, "all iterations are done"))]
-        effects = self.capacities.ask(self.view.members, member, message, self.leaving)
-        if self.state is LeaderState.GATHERING and self.capacities.pending(self.view):
+        effects = self.seats.ask(self.view, member, message)
+        if self.state is LeaderState.GATHERING and self.seats.resizes(self.view):
             reason = f"{member.label} changes its capacity"
             effects += self._open(now_s, self._next_view(), reason=reason)
         return effects
@@ -434,10 +424,7 @@ class Leader:
             self.suspicions.probes.forget(node)
             if not admit:
                 effects += self.admission.lost(node, reason)
-            self.leaving.pop(node, None)
-            self.partings.forget(node)
-            self.capacities.forget(node)
-            self.polling.loads.pop(node, None)
+            self.seats.forget(node)
             if node in self.view and node not in self.quorum.lacking:
                 effects.append(noted("member.lost", peer=node, reason=reason))
         missing = dict.fromkeys((*nodes, *self.quorum.lacking))
@@ -539,11 +526,11 @@ class Leader:
         )
         done = 0 < self.run.num_iterations <= self.iteration.number
         whole = not self.sync.travelling.fragment
-        parted = self.partings.committed(self.view, averaged=averaged, whole=whole, last=done)
-        gone = departing(self.view, self.leaving, self.partings)
+        parted = self.seats.committed(self.view, averaged=averaged, whole=whole, last=done)
+        gone = self.seats.departing(self.view)
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, self.sync.anchor, staff) and not done
-        resized = self.capacities.pending(self.view) or self.partings.pending(self.view)
+        resized = self.seats.resizes(self.view) or self.seats.relieves(self.view)
         changed = gone or comes or (not done and resized)
         view = self._next_view(without=gone, admit=comes) if changed else self.view
         epoch = 0 if changed else self._strategy.agreed_epoch
@@ -622,7 +609,7 @@ class Leader:
         recovery = self.recovery
         # While an average travels, all would have to wait for it.
         travels = self._strategy.average_travels
-        if not travels and self.partings.hurry(still_needed(view, self.leaving)):
+        if not travels and self.seats.hurry(view):
             self.sync.hasten(next_iteration)
         how |= {"marks": recovery.marks, "origin": recovery.origin}
         how |= self.sync.told(self.committed, next_iteration, view)
@@ -642,8 +629,7 @@ class Leader:
         self.iteration = opening.iteration
         self.quorum.opened(self.view)
         for node in goodbye:
-            self.leaving.pop(node, None)
-            self.partings.forget(node)
+            self.seats.forget(node)
         paused = opening.paused
         complete = not self.view.idle_stages
         if not paused:
@@ -657,7 +643,7 @@ class Leader:
         effects += self.recovery.opened(now_s, self.view, self.committed.number)
         if self.recovery.needed:
             effects += self._query(now_s)
-        return effects + self.capacities.opened(self.view)
+        return effects + self.seats.opened(self.view)
 
     # --- other views of the same iteration --------------------------------------------------------
 
@@ -709,7 +695,7 @@ class Leader:
         mend = Mend(self.iteration, view, reason[:200])
         note = noted("iteration.mended", iteration=str(self.iteration), reason=reason)
         told = [*self._resume_in(now_s, view, mend), *(Send(node, mend) for node in gone)]
-        return [note, *words, *told, *self.capacities.opened(view)]
+        return [note, *words, *told, *self.seats.opened(view)]
 
     def _resume_in(self, now_s: float, view: View, mend: Mend) -> list[Effect]:
         """Go on with the iteration in another view."""
@@ -745,18 +731,16 @@ class Leader:
             entering = self.admission.members(self.committed, self.sync.anchor, staff)
             members = _with(members, entering)
         if resize:
-            members = self.capacities.apply(members, self.leaving)
-        members = self.partings.apply(members)
-        return self.view.successor(members, leader=self.node_id)
+            members = self.seats.resized(members)
+        return self.view.successor(self.seats.relieved(members), leader=self.node_id)
 
     # --- lost stages and polls --------------------------------------------------------------------
 
     def begin_era(self, now_s: float) -> list[Effect]:
         """Go on without what a stage has lost, if it is known how and somebody can take it over."""
         recovery = self.recovery
-        plan, effects = recovery.decide(
-            self.view, self.committed.number, self.admission, self.leaving
-        )
+        number = self.committed.number
+        plan, effects = recovery.decide(self.view, number, self.admission, self.seats)
         if recovery.hopeless:
             reason = f"{recovery.lost}, and its weights are nowhere"
             return effects + self.finish(reason=reason, failed=True)
@@ -767,7 +751,7 @@ class Leader:
         self.loss = None
         self._num_failures = 0
         self.sync.begin_era(self.committed, plan.origin)
-        self.partings.begin_era()
+        self.seats.begin_era()
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
         message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
@@ -782,7 +766,7 @@ class Leader:
 
     def loads_told(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
         """The answers of all members have come up the tree."""
-        effects = self.polling.told(loads, self.view, self.leaving)
+        effects = self.polling.told(loads, self.view)
         if self.state is LeaderState.PAUSED and not self._completed:
             # All have got as far: nobody misses the last commit if the end overtakes it.
             self._completed = True
@@ -795,10 +779,10 @@ class Leader:
         view = self.view
         polling = self.polling
         with_kept = self.recovery.needed
-        effects = polling.ask(now_s, self.iteration, view, self.leaving, with_kept=with_kept)
+        effects = polling.ask(now_s, self.iteration, view, with_kept=with_kept)
         if lacking := self.quorum.lacking:
             # Those who are gone can't answer; whoever comes back is needed.
-            effects += polling.told((), view, self.leaving)
+            effects += polling.told((), view)
             gone = {*lacking} - self.admission.candidates.keys()
             effects += self.suspicions.probes.ask_all(now_s, gone, "gone") + self.retry(now_s)
         return effects
@@ -846,6 +830,12 @@ def serves(view: View, server: NodeId, client: NodeId) -> bool:
     if one is None or other is None or one.role is not Role.CLIENT:
         return False
     return other.role is Role.RELAY and one.stage_index == other.stage_index
+
+
+def survives(before: View, view: View, gone: Sequence[NodeId]) -> bool:
+    """Return whether others can do again in the iteration what members that are gone have done."""
+    others = all(before.by_id[node].role is not Role.DATA for node in gone)
+    return others and not view.idle_stages
 
 
 def replaceable(view: View, node: NodeId) -> bool:

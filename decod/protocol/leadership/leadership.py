@@ -37,7 +37,6 @@ from decod.protocol.core.messages.decision_messages import (
 )
 from decod.protocol.core.messages.membership_messages import FollowMessage
 from decod.protocol.core.messages.scopes import Passed
-from decod.protocol.leadership.availability import EVERYBODY
 from decod.protocol.leadership.election import (
     BEATS_PER_TIMEOUT,
     DEPUTIES_MAX,
@@ -114,14 +113,14 @@ class Handover:
         """Whether there is somebody to whom the run could go, and anything to go on with."""
         runs = leader.state not in (LeaderState.PAUSED, LeaderState.FINISHED)
         begun = runs and leader.started and not leader.quorum.lacking
-        stay = {n for n in leader.view.by_id if n not in leader.leaving}
+        stay = {n for n in leader.view.by_id if not leader.seats.leaves(n)}
         elected = leader.quorum.chosen_by(stay, leader.view)
         return begun and elected and bool(self._heirs(leader))
 
     def _heirs(self, leader: Leader) -> list[NodeId]:
         """Return the other data nodes that stay."""
         data_nodes = [member.node_id for member in leader.view.data_nodes]
-        return [n for n in data_nodes if n != leader.node_id and n not in leader.leaving]
+        return [n for n in data_nodes if n != leader.node_id and not leader.seats.leaves(n)]
 
     def ask(self, now_s: float, timeout_s: float) -> None:
         """The operator wants the leader to leave; asking again may shorten the time."""
@@ -140,7 +139,7 @@ class Handover:
         if not self.wanted or (listens and not late):
             return False, []
         self._listens_until_s = None
-        leader.partings.ask(leader.node_id)
+        leader.seats.wait_for_average(leader.node_id)
         # Who has voted for a commit holds its stage's state; the others would ask this node for it.
         committed = leader.committed.number
         members = leader.view.by_id
@@ -148,10 +147,10 @@ class Handover:
         if not self.possible(leader) or (late and not ready):
             self.wanted = False
             self._leave_by_s = None
-            leader.partings.stay(leader.node_id)
+            leader.seats.stay(leader.node_id)
             return False, [Note("handover.failed", (("reason", "no other data node can lead"),))]
         idle = self._first and leader.state not in UNDER_WAY
-        ended = self._ended and leader.partings.free(leader.node_id)
+        ended = self._ended and leader.seats.free(leader.node_id)
         if not ready or not (ended or late or idle):
             return False, []
         self._ended = False
@@ -422,7 +421,7 @@ class Leadership:
     def average_first(self) -> list[Effect]:
         """The run is to end when an average holds what members have learnt by themselves."""
         if self.leader is not None:
-            self.leader.partings.ask(EVERYBODY)
+            self.leader.seats.wait_to_end()
         return []
 
     def _resign(self, now_s: float) -> list[Effect]:

@@ -20,7 +20,7 @@ elected leader begins there too, since a stage without members shows in the view
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decod.ids import Iteration, NodeId
@@ -40,6 +40,7 @@ from decod.protocol.core.events import CheckpointRead
 from decod.protocol.core.messages import NodeLoad
 from decod.protocol.core.view import Member, Opening, View
 from decod.protocol.leadership.admission import Admission, Candidate
+from decod.protocol.leadership.seats import Seats
 from decod.run.run_config import RunConfig
 
 _START_INTERVALS_MAX = 2
@@ -214,7 +215,7 @@ class StageRecovery:
     # --- what is to be done -------------------------------------------------------------------
 
     def decide(
-        self, view: View, iteration: int, admission: Admission, leaving: Container[NodeId]
+        self, view: View, iteration: int, admission: Admission, seats: Seats
     ) -> tuple[EraPlan | None, list[Effect]]:
         """Return how the next era begins, once that is known; see `hopeless` and `waiting` too.
 
@@ -224,7 +225,7 @@ class StageRecovery:
             view: Members; some stages have none.
             iteration: Last committed.
             admission: Its candidates that are prepared enter with the era.
-            leaving: Members that move nowhere.
+            seats: Who leaves moves nowhere.
         """
         if not self.needed or self._loads is None:
             return None, []
@@ -241,7 +242,7 @@ class StageRecovery:
         lost = (self._lacking_stages(view)[0] if mixed else self.pending) or lost
         origin = Origin(source, lost, before + iteration - base, named)
         served = {candidate.stage_index for candidate in prepared.values()}
-        moves = _moves(view, [s for s in self.pending if s not in served], origin, leaving)
+        moves = _moves(view, [s for s in self.pending if s not in served], origin, seats)
         if moves is None:
             first = not self.waiting
             self.waiting = True
@@ -384,12 +385,10 @@ def _moved(member: Member, moves: Mapping[NodeId, int], base: int) -> Member:
 
 
 def _moves(
-    view: View, lost: Sequence[int], origin: Origin, leaving: Container[NodeId]
+    view: View, lost: Sequence[int], origin: Origin, seats: Seats
 ) -> dict[NodeId, int] | None:
     """Return which relays take the lost stages over; None if too few can be spared."""
-    workers = [
-        member for roster in view.workers[1:] for member in roster if member.node_id not in leaving
-    ]
+    workers = [m for roster in view.workers[1:] for m in roster if not seats.leaves(m.node_id)]
     num_workers = Counter(member.stage_index for member in workers)
     moves: dict[NodeId, int] = {}
     for stage in lost:

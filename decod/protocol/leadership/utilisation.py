@@ -8,7 +8,6 @@ Source: GWTF, section V-B. Deviation: the query goes down the announcement tree 
 it, so that a node handles a bounded number of messages instead of one from each peer it knows.
 """
 
-from collections.abc import Container
 from itertools import count
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from decod.protocol.core.events import KeptRead, Received, StateForgotten, State
 from decod.protocol.core.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
 from decod.protocol.core.view import View, tree_place
 from decod.protocol.leadership.admission import Admission
+from decod.protocol.leadership.seats import Seats
 from decod.protocol.state.rollback import Mirrors
 from decod.run.protocol_config import ProtocolConfig
 
@@ -29,14 +29,14 @@ class Polling:
     Args:
         config: The run's.
         admission: Holds the candidates.
+        seats: Keep the newest answers.
     """
 
-    def __init__(self, config: ProtocolConfig, admission: Admission) -> None:
-        self.loads: dict[NodeId, NodeLoad] = {}
-        """The newest answers."""
+    def __init__(self, config: ProtocolConfig, admission: Admission, seats: Seats) -> None:
         self.due_s: float | None = None
         self._config = config
         self._admission = admission
+        self._seats = seats
         self._ids = count(1)
 
     def start(self, now_s: float) -> None:
@@ -47,32 +47,24 @@ class Polling:
         self._ids = count(term << 32)
 
     def ask(
-        self,
-        now_s: float,
-        iteration: Iteration,
-        view: View,
-        leaving: Container[NodeId],
-        *,
-        with_kept: bool,
+        self, now_s: float, iteration: Iteration, view: View, *, with_kept: bool
     ) -> list[Effect]:
         """Ask the members of a view; where nobody can answer, place who waits for that."""
         config = self._config
         self.due_s = now_s + max(config.admission_interval_s, config.utilisation_interval_s)
         effects: list[Effect] = []
         if view.version == 0 or view.idle_stages:
-            effects += self._admission.assign_waiting(view, self.loads, leaving)
+            effects += self._admission.assign_waiting(view)
         if view.version > 0:
             # Where a stage has nobody, it also tells the others that the leader lives.
             query = UtilisationQuery(next(self._ids), iteration, with_kept)
             effects.append(Send(view.leader, query))
         return effects
 
-    def told(
-        self, loads: tuple[NodeLoad, ...], view: View, leaving: Container[NodeId]
-    ) -> list[Effect]:
+    def told(self, loads: tuple[NodeLoad, ...], view: View) -> list[Effect]:
         """The answers of all members have come up the tree."""
-        self.loads.update({load.node_id: load for load in loads})
-        return self._admission.assign_waiting(view, self.loads, leaving)
+        self._seats.told(loads)
+        return self._admission.assign_waiting(view)
 
 
 class LoadReader(Protocol):

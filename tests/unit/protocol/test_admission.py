@@ -10,6 +10,7 @@ from decod.protocol.core.era import Kept
 from decod.protocol.core.messages.membership_messages import Assign, Join, Prepared, Refuse
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.admission import Admission
+from decod.protocol.leadership.seats import Seats
 from decod.run.model_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R1B, RUN, sent, view_of
@@ -31,7 +32,7 @@ def insisting(stage_index: int | None) -> Join:
 
 @pytest.fixture
 def admission() -> Admission:
-    return Admission(STAGED, FACTS)
+    return Admission(STAGED, FACTS, Seats(STAGED.sync))
 
 
 @pytest.mark.parametrize("stage_index", [0, -1, 3, 10**6])
@@ -57,7 +58,7 @@ def test_a_lost_stage_gets_the_candidate_whose_disk_holds_its_state(admission: A
     admission.join(view, R1A, dataclasses.replace(RELAY, capacity=9))
     admission.join(view, R1B, RELAY)
     assert admission.join(view, R1B, holder) == [], "it has found its states meanwhile"
-    effects = admission.assign_waiting(view, {})
+    effects = admission.assign_waiting(view)
     assert sent(effects) == [(R1B, Assign(2, -1)), (R1A, Assign(1, -1))]
 
 

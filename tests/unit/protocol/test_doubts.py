@@ -6,6 +6,7 @@ from decod.ids import NodeId
 from decod.protocol.core.messages.membership_messages import TENSOR_REFUSED, TOO_SLOW, Suspect
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.quorum import Quorum
+from decod.protocol.leadership.seats import Seats
 from decod.protocol.leadership.suspicions import IterationProgress, Suspicions
 from tests.unit.protocol.cast import CONFIG, D0, FACTS, R1A, R1B, R2A, R2B, view_of
 from tests.unit.protocol.test_admission import STAGED
@@ -20,7 +21,8 @@ class Leader:
     def __init__(self) -> None:
         quorum = Quorum(D0)
         quorum.committed(VIEW)
-        self.suspicions = Suspicions(CONFIG, Admission(STAGED, FACTS), quorum, lambda *_: [])
+        admission = Admission(STAGED, FACTS, Seats(STAGED.sync))
+        self.suspicions = Suspicions(CONFIG, admission, quorum, lambda *_: [])
 
     def hear(self, *reports: tuple[NodeId, NodeId, str]) -> set[NodeId]:
         """Take in who doubts whom, and why; return who goes."""

@@ -40,7 +40,7 @@ def test_a_stage_with_only_paused_ones_keeps_its_weights_and_waits() -> None:
     assert run.leader.report(5.0, D0, report(run.leader.iteration)) == []
     # It leaves only when somebody else has the weights, or when its time is up.
     assert notes_of(run.leader.leave(5.0, R1A, LEAVE)) == ["member.leaving", "stage.ending"]
-    run.leader.leaving.clear()
+    run.leader.seats.forget(R1A)
     effects = pause(run, R1A, 2, capacity=2)
     assert "iteration.aborted" in notes_of(effects)
     assert run.leader.state is LeaderState.TRAINING

@@ -12,6 +12,7 @@ from decod.protocol.core.messages.decision_messages import NodeLoad
 from decod.protocol.core.messages.membership_messages import Join, Prepared
 from decod.protocol.core.view import Member, Role, View
 from decod.protocol.leadership.admission import Admission
+from decod.protocol.leadership.seats import Seats
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
 from decod.run.model_config import StagesConfig
 from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R2A, R2B, RUN, configured, view_of
@@ -42,11 +43,11 @@ class Run:
     names: tuple[str | Member, ...] = ALL
     iteration: int = 25
     on_disk: dict[str, list[Kept]] = field(default_factory=dict)
-    leaving: dict[NodeId, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.recovery = StageRecovery(STAGED, 0)
-        self.admission = Admission(STAGED, FACTS)
+        self.seats = Seats(STAGED.sync)
+        self.admission = Admission(STAGED, FACTS, self.seats)
         self.recovery.marks = (mark(10), mark(20))
         # What stages that live have kept of themselves.
         for name in ALL:
@@ -65,11 +66,11 @@ class Run:
 
     def decide_without(self) -> tuple[EraPlan | None, list[Effect]]:
         """What is decided on what is known by now."""
-        return self.recovery.decide(self.view, self.iteration, self.admission, self.leaving)
+        return self.recovery.decide(self.view, self.iteration, self.admission, self.seats)
 
     def decide(self) -> EraPlan | None:
         self.recovery.opened(100.0, self.view, self.iteration)
-        assert self.recovery.decide(self.view, self.iteration, self.admission, self.leaving) == (
+        assert self.recovery.decide(self.view, self.iteration, self.admission, self.seats) == (
             None,
             [],
         ), "ask first"
@@ -79,7 +80,7 @@ class Run:
                 for node in self.view.by_id
             )
         )
-        return self.recovery.decide(self.view, self.iteration, self.admission, self.leaving)[0]
+        return self.recovery.decide(self.view, self.iteration, self.admission, self.seats)[0]
 
 
 def plan_of(run: Run) -> EraPlan:
@@ -95,7 +96,7 @@ def plan_after_reading(run: Run, *, newest: int | None) -> EraPlan:
     assert run.decide() is None
     assert f"reading the checkpoint of iteration {asked}" in run.recovery.describe()
     run.recovery.read(CheckpointRead(asked, newest))
-    plan, effects = run.recovery.decide(run.view, run.iteration, run.admission, run.leaving)
+    plan, effects = run.recovery.decide(run.view, run.iteration, run.admission, run.seats)
     assert plan is not None
     assert effects == []
     return plan
@@ -118,7 +119,8 @@ def test_who_holds_the_state_takes_the_stage_over_else_one_of_the_largest() -> N
 def test_no_stage_gives_its_last_worker_and_who_leaves_goes_nowhere() -> None:
     run = Run(("d0", "r2a", "r3a", "r3b"), on_disk={"r2a": [kept(1, 20)]})
     assert takers(plan_of(run)) == {R3A}
-    run = Run(("d0", "r2a", "r3a", "r3b"), on_disk={"r2a": [kept(1, 20)]}, leaving={R3A: "x"})
+    run = Run(("d0", "r2a", "r3a", "r3b"), on_disk={"r2a": [kept(1, 20)]})
+    run.seats.leave_out(R3A)
     assert run.decide() is None
     assert run.recovery.waiting
     assert not run.recovery.hopeless
@@ -157,14 +159,14 @@ def test_a_checkpoint_is_read_once_and_only_when_somebody_can_take_over() -> Non
     assert run.recovery.waiting
     run.join("r1a", stage=1)
     for expected in ([ReadCheckpoint(22)], []):
-        assert run.recovery.decide(run.view, run.iteration, run.admission, run.leaving) == (
+        assert run.recovery.decide(run.view, run.iteration, run.admission, run.seats) == (
             None,
             expected,
         )
     run.recovery.read(CheckpointRead(9, None))
     assert run.recovery.checkpoint == 22, "an answer to another question"
     run.recovery.read(CheckpointRead(22, 22))
-    plan, _ = run.recovery.decide(run.view, run.iteration, run.admission, run.leaving)
+    plan, _ = run.recovery.decide(run.view, run.iteration, run.admission, run.seats)
     assert plan is not None
     assert plan.iteration == 22
 
