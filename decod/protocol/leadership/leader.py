@@ -98,17 +98,52 @@ UNDER_WAY = (LeaderState.TRAINING, LeaderState.AGGREGATING)
 
 
 class Batch:
-    """The reports of one iteration after another: every data node says what came of its share."""
+    """One iteration after another: its reports and its vote, and how long it may take.
 
-    def __init__(self) -> None:
+    Args:
+        timeout_s: Least time without progress before the leader repeats it.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
         self._reports: dict[NodeId, Report] = {}
         self.begun: BeginAggregation | None = None
         """What the batch holds, once all data nodes have reported."""
+        self.vote: Ready | None = None
+        """Of all members."""
+        self.vote_term = 0
+        """The term that they have voted in."""
+        self.by_s: float | None = None
+        """When the iteration is repeated; None: never, nobody can work on it."""
+        self._timeout_s = timeout_s
+        self._start_s = 0.0
+        self._usual_s = 0.0
+        self._progressed_s = 0.0
 
-    def begin(self) -> None:
-        """Another iteration is opened, or this one goes on in another view."""
+    def begin(self, now_s: float, *, runs: bool) -> None:
+        """Another iteration is opened. `runs`: all that it takes is there."""
+        self._begin_again()
+        self._start_s = now_s
+        self.by_s = None
+        if runs:
+            self.progressed(now_s)
+
+    def resume(self, now_s: float) -> None:
+        """The iteration goes on in another view."""
+        self._begin_again()
+        self.progressed(now_s)
+
+    def _begin_again(self) -> None:
         self._reports.clear()
-        self.begun = None
+        self.begun = self.vote = None
+
+    @property
+    def due_s(self) -> float:
+        """When the iteration last got on, or until when it would usually last."""
+        return max(self._progressed_s, self._start_s + self._usual_s)
+
+    def progressed(self, now_s: float) -> None:
+        self._progressed_s = now_s
+        self.by_s = now_s + max(self._timeout_s, _USUAL_ITERATIONS * self._usual_s)
 
     def report(self, sender: NodeId, message: Report, view: View) -> BeginAggregation | None:
         """Take in the report of a data node. Return what the batch holds if it was the last."""
@@ -132,38 +167,6 @@ class Batch:
         """Return what an iteration without progress waits for, as far as the leader knows."""
         late = [m.label for m in view.data_nodes if m.node_id not in self._reports]
         return f"the batches of {', '.join(late)}" if late else "the votes of all members"
-
-
-class IterationTimer:
-    """How long an iteration may go on without progress before the leader repeats it.
-
-    Args:
-        timeout_s: Least time without progress.
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self.by_s: float | None = None
-        """When the iteration is repeated; None: never, nobody can work on it."""
-        self._timeout_s = timeout_s
-        self._start_s = 0.0
-        self._usual_s = 0.0
-        self._progressed_s = 0.0
-
-    def begin(self, now_s: float, *, runs: bool) -> None:
-        """An iteration begins; `runs`: all that it takes is there."""
-        self._start_s = now_s
-        self.by_s = None
-        if runs:
-            self.progressed(now_s)
-
-    @property
-    def due_s(self) -> float:
-        """When the iteration last got on, or until when it would usually last."""
-        return max(self._progressed_s, self._start_s + self._usual_s)
-
-    def progressed(self, now_s: float) -> None:
-        self._progressed_s = now_s
-        self.by_s = now_s + max(self._timeout_s, _USUAL_ITERATIONS * self._usual_s)
 
     def committed(self, now_s: float) -> float:
         """Return how long the iteration took."""
@@ -201,9 +204,7 @@ class Leader:
         self.recovery = StageRecovery(run, start)
         self.loss: float | None = None
         self.commits_blocked = False
-        self._vote_term = 0
-        self._batch = Batch()
-        self._vote: Ready | None = None
+        self._batch = Batch(config.iteration_timeout_s)
         self.quorum = Quorum(node_id)
         self.suspicions = Suspicions(config, self.admission, self.quorum, around)
         self.audits = RelayAudits(run, rng)
@@ -213,7 +214,6 @@ class Leader:
         self.failure = ""
         self._completed = False
         """The driver has been told that all iterations are done."""
-        self._iteration_timer = IterationTimer(config.iteration_timeout_s)
         self.polling = Polling(config, self.admission, self.seats)
         self._late_entry_s: float | None = None
         """When clients are let in that wait to enter."""
@@ -223,7 +223,7 @@ class Leader:
     @property
     def deadline_s(self) -> float | None:
         members_s = earliest(self.suspicions.deadline_s, self.admission.deadline_s)
-        timer_s = earliest(self._iteration_timer.by_s, self.audits.by_s)
+        timer_s = earliest(self._batch.by_s, self.audits.by_s)
         return earliest(members_s, timer_s, self.polling.due_s, self._late_entry_s)
 
     @property
@@ -258,8 +258,8 @@ class Leader:
         elif won.hashes and begun is not None and begun.num_committed:
             self.state = LeaderState.AGGREGATING
             self._batch.begun = begun
-            self._vote = Ready(AveragingId(self.iteration, view.version), won.hashes)
-            self._vote_term = won.view.term
+            self._batch.vote = Ready(AveragingId(self.iteration, view.version), won.hashes)
+            self._batch.vote_term = won.view.term
             for node in old:
                 self.seats.leave_out(node)
             notes.append(noted("iteration.kept", iteration=str(self.iteration), reason=reason))
@@ -270,9 +270,9 @@ class Leader:
     def overdue(self, now_s: float) -> list[Effect]:
         effects, gone = self.suspicions.overdue(now_s, self.view)
         effects += self.remove(now_s, gone) if gone else []
-        if self._iteration_timer.by_s is not None and self._iteration_timer.by_s <= now_s:
-            self._iteration_timer.progressed(now_s)
-            held = self.commits_blocked and self._vote is not None
+        if self._batch.by_s is not None and self._batch.by_s <= now_s:
+            self._batch.progressed(now_s)
+            held = self.commits_blocked and self._batch.vote is not None
             if not (held or self.suspicions.stalled(now_s, self.view, self.seats.loads.values())):
                 self._num_stalls += 1
                 why = f"no progress in time, {self._batch.missing(self.view)} did not come"
@@ -359,7 +359,7 @@ class Leader:
     def progress(self) -> IterationProgress:
         """How far the run is."""
         under_way = self.state in UNDER_WAY
-        return IterationProgress(self.view, self._iteration_timer.due_s, under_way)
+        return IterationProgress(self.view, self._batch.due_s, under_way)
 
     def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
@@ -467,7 +467,7 @@ class Leader:
             return self.repeat(now_s, message.failure, counts=False)
         if self.state is LeaderState.AGGREGATING or message.view_version != self.view.version:
             return []
-        self._iteration_timer.progressed(now_s)
+        self._batch.progressed(now_s)
         begun = self._batch.report(sender, message, self.view)
         if begun is None:
             return []
@@ -483,9 +483,9 @@ class Leader:
             return []
         if failure := self.sync.failure(self._batch.begun, vote):
             return self.repeat(now_s, failure, counts=True)
-        self._vote = vote
-        self._vote_term = self.view.term
-        self._iteration_timer.progressed(now_s)
+        self._batch.vote = vote
+        self._batch.vote_term = self.view.term
+        self._batch.progressed(now_s)
         asked = self.audits.begin(now_s, self.view, vote.averaging)
         return asked + self.decide(now_s)
 
@@ -496,7 +496,7 @@ class Leader:
     def decide(self, now_s: float) -> list[Effect]:
         """Commit the iteration. The only place where a commit is made."""
         begun = self._batch.begun
-        vote = self._vote
+        vote = self._batch.vote
         if self.commits_blocked or self.audits.pending or vote is None or begun is None:
             return []
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
@@ -508,7 +508,7 @@ class Leader:
         self.quorum.committed(self.view)
         self.audits.committed(self.view)
         number = self.iteration.number
-        duration_s = self._iteration_timer.committed(now_s)
+        duration_s = self._batch.committed(now_s)
         before, counted = self.sync.committed(begun, vote, duration_s)
         averaged = self.sync.anchor == self.iteration
         rebuilt = self.recovery.committed(now_s, number, vote.hashes, before=before)
@@ -536,12 +536,12 @@ class Leader:
         epoch = 0 if changed else self._strategy.agreed_epoch
         next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
-        voted = (vote.hashes, self.loss, num_tokens, self.view.version, self._vote_term)
+        voted = (vote.hashes, self.loss, num_tokens, self.view.version, self._batch.vote_term)
         message = Open(self.iteration, Outcome.COMMITTED, opening, "", *voted)
         effects = [note, *counted, *rebuilt, *parted, *self._announce(now_s, message, goodbye=gone)]
         if done:
             self.state = LeaderState.PAUSED
-            self._iteration_timer.by_s = None
+            self._batch.by_s = None
             effects += self._query(now_s)
         return effects
 
@@ -565,7 +565,7 @@ class Leader:
         self.failure = reason
         self._completed = True
         self.state = LeaderState.PAUSED
-        self._iteration_timer.by_s = None
+        self._batch.by_s = None
         return [CompleteRun(self.committed.number)]
 
     def finish(self, *, reason: str, failed: bool) -> list[Effect]:
@@ -573,7 +573,7 @@ class Leader:
         if self.state is LeaderState.FINISHED:
             return []
         self.state = LeaderState.FINISHED
-        self._iteration_timer.by_s = self.polling.due_s = None
+        self._batch.by_s = self.polling.due_s = None
         opening = self._opening(_again(self.iteration), self.view)
         # Without a quorum the others may go on, led by somebody else.
         word = Refuse(reason, over=not self.quorum.lacking)
@@ -622,8 +622,6 @@ class Leader:
         assert opening.view.version >= self.view.version, (opening.view.version, self.view.version)
         assert opening.view is self.view or fault_of(opening.view) is None, "it would be refused"
         self.decisions = LastDecisions(message)
-        self._vote = None
-        self._batch.begin()
         self.audits.reset()
         self.view = opening.view
         self.iteration = opening.iteration
@@ -634,7 +632,7 @@ class Leader:
         complete = not self.view.idle_stages
         if not paused:
             self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING
-        self._iteration_timer.begin(now_s, runs=complete and not paused)
+        self._batch.begin(now_s, runs=complete and not paused)
         effects: list[Effect] = [Send(self.node_id, message)]
         if self.sync.early == self.iteration.number:
             effects.append(noted("average.hastened", iteration=str(self.iteration)))
@@ -699,12 +697,10 @@ class Leader:
 
     def _resume_in(self, now_s: float, view: View, mend: Mend) -> list[Effect]:
         """Go on with the iteration in another view."""
-        self._iteration_timer.progressed(now_s)
-        self._vote = None
+        self._batch.resume(now_s)
         self.view = view
         self.state = LeaderState.TRAINING
         self.quorum.opened(view)
-        self._batch.begin()
         self.audits.reset()
         self.decisions.mended = mend
         return [Send(self.node_id, mend)]
