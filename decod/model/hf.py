@@ -20,6 +20,7 @@ from decod.errors import ConfigError, DataError
 from decod.run.model_config import (
     FAMILIES,
     ROPE_NUMBERS,
+    SIZES,
     Architecture,
     HfType,
     ModelConfig,
@@ -399,7 +400,7 @@ def _model_of(fields: Fields, dtype: ModelDtype) -> ModelConfig:
     architecture, kind = _TYPES[fields["model_type"]]
     family = FAMILIES[architecture]
     values: dict[str, Any] = {"model_type": architecture, "dtype": dtype, **kind.means}
-    for name in _SIZES:
+    for name in SIZES:
         default = None
         if name == "intermediate_size" and family.inner_factor:
             default = family.inner_factor * values["hidden_size"]
@@ -415,17 +416,6 @@ def _model_of(fields: Fields, dtype: ModelDtype) -> ModelConfig:
     if "rope_theta" in family.has:
         values |= _rope(fields)
     return ModelConfig(**values)
-
-
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",  # After those from which its default follows.
-    "max_position_embeddings",
-)
 
 
 def require_same(run: ModelConfig, given: ModelConfig, source: Path) -> None:

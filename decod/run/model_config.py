@@ -68,6 +68,19 @@ ROPE_NUMBERS: dict[RopeType, tuple[str, ...]] = {
 names begin with `rope_`."""
 
 
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+)
+"""Fields of `ModelConfig` that are positive numbers. The number of key heads may follow from those
+before it."""
+
+
 def _refuse(field: str, value: object, why: str, fix: str) -> ConfigError:
     return ConfigError(f"model.{field} is {value}", why=why, fix=fix)
 
@@ -142,15 +155,7 @@ class ModelConfig:
         return self.num_key_value_heads * self.head_width
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "max_position_embeddings",
-        ):
+        for name in SIZES:
             if getattr(self, name) < 1:
                 raise _refuse(name, getattr(self, name), "sizes are positive", "give at least 1")
         if self.num_hidden_layers > NUM_LAYERS_MAX:
@@ -319,18 +324,10 @@ class Family:
     """By the `model_type` of `config.json`. An exported model has the first that means the same."""
 
 
-_SAME_NAMES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-    "tie_word_embeddings",
-    "rope_theta",
-)
-_LLAMA_HAS = {name: name for name in _SAME_NAMES} | {"norm_eps": "rms_norm_eps", "rope_type": ""}
+_LLAMA_HAS = {name: name for name in (*SIZES, "tie_word_embeddings", "rope_theta")} | {
+    "norm_eps": "rms_norm_eps",
+    "rope_type": "",
+}
 _LLAMA_ABSENT = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _LLAMA_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
