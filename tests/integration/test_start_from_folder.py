@@ -47,7 +47,7 @@ def save_random_model(folder: Path, model_type: str) -> None:
         )
         model = transformers.GPT2LMHeadModel(config)
     else:
-        kind = "Qwen3" if model_type == "qwen3" else "Llama"
+        kind = {"qwen3": "Qwen3", "olmo2": "Olmo2"}.get(model_type, "Llama")
         config = getattr(transformers, f"{kind}Config")(
             vocab_size=257,
             hidden_size=32,
@@ -55,17 +55,17 @@ def save_random_model(folder: Path, model_type: str) -> None:
             num_hidden_layers=4,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=16 if model_type == "qwen3" else None,
             max_position_embeddings=32,
             initializer_range=0.2,
             rope_parameters=LLAMA3 if model_type == "llama3" else None,
             tie_word_embeddings=model_type == "qwen3",
+            **({"head_dim": 16} if model_type == "qwen3" else {}),
         )
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
     model.save_pretrained(folder, max_shard_size="50KB" if model_type == "qwen3" else "1GB")
 
 
-@pytest.mark.parametrize("model_type", ["llama", "llama3", "qwen3", "gpt2"])
+@pytest.mark.parametrize("model_type", ["llama", "llama3", "qwen3", "olmo2", "gpt2"])
 def test_the_first_loss_is_that_of_transformers(
     tmp_path: Path, corpus: Path, model_type: str
 ) -> None:
