@@ -6,7 +6,7 @@ It lasts as long as the daemon, over all lives of its node.
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from decod.config.node_config import NodeConfig
 from decod.config.node_settings import (
@@ -18,6 +18,7 @@ from decod.config.node_settings import (
     with_values,
 )
 from decod.config.settings_file import SETTINGS_FILE, read_settings, write_settings
+from decod.daemon.device_owner import HostDevice
 from decod.daemon.frontend import Frontend
 from decod.daemon.pausing.keeper import Pausable, Pausing
 from decod.errors import ConfigError
@@ -51,13 +52,6 @@ class Caps:
         self.disk.cap(config.disk_max_bytes)
 
 
-class Settable(Pausable, Protocol):
-    """A node in one of its lives."""
-
-    def use(self, config: NodeConfig) -> None:
-        """Go by a configuration from now on, as far as a running node can."""
-
-
 class Desk:
     """The settings and pauses of one daemon's node.
 
@@ -84,7 +78,8 @@ class Desk:
         """This host's choices as they are now."""
         self.caps = Caps(self.config)
         self._pausing = pausing or Pausing(self.config)
-        self._node: Settable | None = None
+        self._device: HostDevice | None = None
+        """The node's in its present life."""
 
     def _resolved(self, config: NodeConfig) -> NodeConfig:
         offered = {setting.name for setting in self._offered()}
@@ -92,14 +87,14 @@ class Desk:
         return with_values(config, {n: value for n, value in values.items() if n in offered})
 
     @contextmanager
-    def of(self, node: Settable) -> Iterator[None]:
-        """Let settings and pauses reach this node while the context lasts."""
-        self._node = node
+    def of(self, node: Pausable, device: HostDevice) -> Iterator[None]:
+        """Let settings and pauses reach this node and its device while the context lasts."""
+        self._device = device
         try:
-            with self._pausing.of(node) if self._volunteers else nullcontext():
+            with self._pausing.of(node, device) if self._volunteers else nullcontext():
                 yield
         finally:
-            self._node = None
+            self._device = None
 
     async def keep(self) -> None:
         """Pause and resume the node as schedule and rules say. Does not return at a volunteer."""
@@ -158,8 +153,8 @@ class Desk:
         self.config = self._resolved(self.config)
         self.caps.use(self.config)
         self._pausing.use(self.config)
-        if self._node is not None:
-            self._node.use(self.config)
+        if self._device is not None:
+            self._device.use_threads(self.config.num_threads)
         log_note(_log, "settings.changed", {"names": ", ".join(changes)})
 
     def _offered(self) -> list[Setting]:

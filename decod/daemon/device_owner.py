@@ -9,8 +9,7 @@ from typing import Any
 
 from decod.clocks import Stopwatch
 from decod.config.node_config import DEVICE_LABEL, NodeConfig
-from decod.daemon.host import Say
-from decod.daemon.node_errors import error_of
+from decod.daemon.node_errors import error_of, run_job
 from decod.daemon.pausing.pause_probes import OwnGpu
 from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
 from decod.daemon.stage_memory import (
@@ -20,11 +19,10 @@ from decod.daemon.stage_memory import (
     recomputes,
     require_memory,
 )
-from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
+from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
 from decod.protocol.core.durations import Patience
-from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import (
     BaseJob,
     Build,
@@ -165,7 +163,7 @@ class HostDevice:
         """Return an arena with room for all tensors that this node may have to hold."""
         return ArenaAllocator(arena_bytes(self._part.run, self._config))
 
-    async def measure(self, say: Say) -> MeasuredHost:
+    async def measure(self, say: Callable[[str], None]) -> MeasuredHost:
         """Configure the compute process and measure it. `say` takes the device in use."""
         part, config = self._part, self._config
         settings = {
@@ -211,20 +209,10 @@ class HostDevice:
             needs.weights_bytes if run.organisation is Organisation.SERVERS else needs.device_bytes
         )
 
-    async def run(self, job: BaseJob, *, inputs: tuple[ArenaRegion, ...] = ()) -> Any:
+    async def run(self, job: BaseJob) -> Any:
         """Run a job outside the core. Its errors are such that the operator can act on them."""
-        try:
-            reply = await self.compute.submit(job, inputs=inputs)
-        except JobError as error:
-            raise error_of(error) from error
-        except ComputeDiedError as error:
-            raise HardwareError(
-                f"the compute process failed at {kind_of(type(job))}",
-                why=str(error),
-                fix=f"read {self._config.state_dir / 'compute.log'}",
-                code="E-HW-002",
-            ) from error
-        return reply.result
+        log = self._config.state_dir / "compute.log"
+        return await run_job(self.compute, job, "compute", log)
 
 
 async def try_device(

@@ -10,11 +10,13 @@ from typing import Any
 
 from decod.config.node_config import NodeConfig
 from decod.daemon.control import ControlServer
-from decod.daemon.desk import Caps, Desk, Settable
+from decod.daemon.desk import Caps, Desk
+from decod.daemon.device_owner import HostDevice
 from decod.daemon.frontend import Frontend, Notifier
 from decod.daemon.leaving import Leaving
 from decod.daemon.node_folder import SoleUse, StateFolder
 from decod.daemon.open_files import raise_limit
+from decod.daemon.pausing.keeper import Pausable
 from decod.journal.credit_file import CreditLedger
 from decod.journal.history import RunHistory
 from decod.journal.logs import LogContext, close_logs, set_up_logs
@@ -102,9 +104,9 @@ class Host:
         """Return what `decod status` shows; None if there is no node yet."""
         return None if self._frontend is None else await self._frontend.answer(_STATUS)
 
-    def operates(self, node: Settable) -> AbstractContextManager[None]:
+    def operates(self, node: Pausable, device: HostDevice) -> AbstractContextManager[None]:
         """Return a context in which the operator's settings and pauses reach a node."""
-        return nullcontext() if self._desk is None else self._desk.of(node)
+        return nullcontext() if self._desk is None else self._desk.of(node, device)
 
     def _describe(self) -> str:
         return "starting" if self._frontend is None else self._frontend.describe()

@@ -19,10 +19,10 @@ from decod.daemon.exporting import CardFacts, complete_folder, export_model
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.member_admission import found
-from decod.daemon.node import Node, shared_of
 from decod.daemon.node_errors import not_begun, not_kept
 from decod.daemon.operator_requests import ends_with
 from decod.daemon.page.page_server import page_served
+from decod.daemon.pipeline_node import PipelineNode, shared_of
 from decod.daemon.progress_display import ProgressDisplay
 from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import Resumed, find_resumed, told_of
@@ -94,7 +94,9 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
         async def live(place: RunEntry) -> Stop:
             nonlocal checked
             again = lives.again
-            async with Node(desk.config, place.part, host, say, dataset, again=again) as node:
+            async with PipelineNode(
+                desk.config, place.part, host, say, dataset, again=again
+            ) as node:
                 lives.begins(node)
                 # Check the shards while torch loads.
                 checked = checked or in_thread(
@@ -112,7 +114,10 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
 
 
 async def _follow(
-    node: Node, options: LeaderOptions, contacts: tuple[str, ...], checked: "asyncio.Future[str]"
+    node: PipelineNode,
+    options: LeaderOptions,
+    contacts: tuple[str, ...],
+    checked: "asyncio.Future[str]",
 ) -> Stop:
     """Train as a further data node of a run, and lead it if elected."""
 
@@ -173,11 +178,11 @@ def _prepared(
     return manifest, resumed
 
 
-async def _say_checked(node: Node, checked: "asyncio.Future[str]") -> None:
+async def _say_checked(node: PipelineNode, checked: "asyncio.Future[str]") -> None:
     node.say(await checked)
 
 
-async def _lead(node: Node, options: LeaderOptions, checked: "asyncio.Future[str]") -> Stop:
+async def _lead(node: PipelineNode, options: LeaderOptions, checked: "asyncio.Future[str]") -> Stop:
     leading = _Leading(node, options)
 
     async def begin() -> None:
@@ -232,7 +237,7 @@ def _no_device() -> HardwareError:
 class _Leading:
     """The leader's work beside its core: shows progress, keeps the result, exports models."""
 
-    def __init__(self, node: Node, options: LeaderOptions) -> None:
+    def __init__(self, node: PipelineNode, options: LeaderOptions) -> None:
         self._node, self._options = node, options
         self._say, self._progress, self._core = node.say, node.progress, node.core
         self._contacts, self._requests = node.contacts, node.requests

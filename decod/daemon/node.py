@@ -1,374 +1,148 @@
-"""One node's life on its host: its parts are built here, and started and ended in order.
+"""What every node of a run is on its host: sockets, papers, journal, and its end.
 
-    compute process -> listen (gRPC, DHT, local socket) -> join the run
+    processes of its own -> listen (gRPC, DHT, local socket) -> join the run
     ... until the core stops, or a signal asks for it ...
-    say goodbye -> stop listening -> end the compute process
+    say goodbye -> stop listening -> end the processes
 
-`Node` is the composition root that leader and volunteer share. It holds no protocol logic. Its
-parts take what they need, and none of them takes the node.
+A `PipelineNode` trains a stage of a model. A `PeerNode` serves a training loop that runs elsewhere.
+Each says which core it runs, in which processes of its own, and what it answers. A node holds no
+protocol logic. Its parts take what they need, and none of them takes the node.
 """
 
-import asyncio
-import dataclasses
-import json
-import logging
-import random
-import time
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
-from decod.clocks import wall_clock
+from decod.clocks import Stopwatch, wall_clock
 from decod.config.node_config import NodeConfig
-from decod.daemon.audit_feed import feed_of
-from decod.daemon.checkpointing import store_of
-from decod.daemon.data_supply import BlockSource, DataSupply, FolderSource, StoreSource
-from decod.daemon.device_owner import HostDevice, MeasuredHost
-from decod.daemon.disk_states import DiskStates, InitialStates, StoredChunks
-from decod.daemon.frontend import Command, NodeFrontend
-from decod.daemon.gateway import Gateway, PeerAnswers
+from decod.daemon.frontend import Command, unknown_request
 from decod.daemon.host import Host, Say
 from decod.daemon.invitations import Invitations
-from decod.daemon.known_hosts import describe_hosts
-from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.member_admission import keep_renewed
-from decod.daemon.members import Members
-from decod.daemon.metrics import CreditCounter, NodeMetrics, WatchedParts, iteration_log
-from decod.daemon.node_errors import not_begun
-from decod.daemon.node_folder import KnownPeers, VoteFile, tell_unkept
-from decod.daemon.open_files import RAISE, FileLimit, is_exhausted
-from decod.daemon.operator_requests import LivingNode, OperatorRequests
-from decod.daemon.reachability import AddressDoubts, advertised, listen, own_server
-from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
-from decod.daemon.status import (
-    RECONNECTING,
-    WholeStatus,
-    for_members,
-    own_status,
-    seen_members,
-    status_of,
-)
-from decod.daemon.succession import RunContacts
-from decod.daemon.work import WorkLedger
-from decod.data.dataset import Dataset
-from decod.driver.arena import StateCopies
-from decod.driver.compute import Compute, PlanningProcess
-from decod.driver.driver import CoreHandle, DriverPorts, NodeDriver
-from decod.errors import ConfigError
-from decod.ids import NodeId
-from decod.journal.journal import Journal, JournalEntry
-from decod.journal.journal_file import FOLDER, kept_events
-from decod.journal.logs import NodeLog
-from decod.journal.run_progress import THIS_NODE, RecentEvents, RunProgress
-from decod.membership.papers import TERMS
-from decod.membership.receipts import ReceiptAnswer
+from decod.daemon.node_folder import KnownPeers, tell_unkept
+from decod.daemon.reachability import AddressDoubts, advertised, listen
+from decod.daemon.run_facts import RunClock
+from decod.daemon.succession import Contacts
+from decod.ids import NodeId, RunId
+from decod.journal.journal import Journal
+from decod.membership.credential import Statement
+from decod.membership.papers import TERMS, Membership
 from decod.membership.registrar import Registrar
-from decod.membership.statements import DecisionSeals, TensorProofs
 from decod.membership.tokens import Tokens
-from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
+from decod.net.ask import HelloInfo, HelloRequest
+from decod.net.client import PeerClient
 from decod.net.dht import Dht, DhtPorts
 from decod.net.net_limits import LIMITS
-from decod.net.server import DataServices, PeerServer
-from decod.net.storing import Sharing
-from decod.process import keep_pauses_short
-from decod.protocol.core.bans import BanList
-from decod.protocol.core.context import Identity, Promise
-from decod.protocol.core.effects import CountWork, Stop, StopReason
-from decod.protocol.core.view import Member, Reach, Role
-from decod.protocol.leadership.leader import LeaderState
-from decod.protocol.node_machine import NodeMachine
-from decod.tasks import beside, in_thread
-from decod.train.checkpoint.places import DiskRoom
-from decod.train.checkpoint.shared import SharedCheckpoints
-from decod.train.checkpoint.stage_states import StateStore
-from decod.train.checkpoint.store import run_folder
+from decod.net.server import DataServices, PeerHandler, PeerServer
+from decod.protocol.core.view import Role
+from decod.tasks import in_thread
 
-# --- parts of a node that take several others ----------------------------------------------------
-# Parts of a node that take several of its others to make.
-
-
-def states_of(
-    part: RunPart,
-    config: NodeConfig,
-    core: CoreHandle,
-    gateway: Gateway,
-    room: DiskRoom,
-    note: Callable[..., None],
-) -> DiskStates:
-    """Return what keeps states of stages on this host's disk."""
-    folder = run_folder(config.state_dir, part.run_id)
-    return DiskStates(
-        folder,
-        post=core.post,
-        note=note,
-        fetch=gateway.fetch_state,
-        store=StateStore(folder.with_name("states"), room=room),
-        stored=_stored_chunks(part, config),
-    )
-
-
-def shared_of(part: RunPart, config: NodeConfig) -> SharedCheckpoints | None:
-    """Return the run's checkpoints in the store that this node shares; None if it shares none.
-
-    Raises:
-        ConfigError: This host has no package for the store (E-CFG-095).
-    """
-    store = store_of(config)
-    return None if store is None else SharedCheckpoints(store, part.run_id)
-
-
-def _stored_chunks(part: RunPart, config: NodeConfig) -> StoredChunks | None:
-    store, start = store_of(config), part.manifest.initial_weights
-    return None if store is None or start == "seed" else StoredChunks(store, start)
-
-
-def sharing_of(
-    part: RunPart, config: NodeConfig, contacts: RunContacts, note: Callable[..., None]
-) -> Sharing:
-    """Return how this node writes its stage's part of a checkpoint when the leader asks."""
-    shared = shared_of(part, config)
-
-    def find(sender: NodeId) -> SharedCheckpoints | str | None:
-        allowed = shared is None or sender == contacts.leader().id
-        return shared if allowed else "only the leader of the run may ask for that"
-
-    def written(stage: int, iteration: int, num_bytes: int) -> None:
-        note("part.written", stage=stage, iteration=iteration, num_bytes=num_bytes)
-
-    return Sharing(find, written)
-
-
-def services_of(
-    registrar: Registrar | None, supply: DataSupply | None, work: WorkLedger
-) -> DataServices | None:
-    """Return what a data node does for others beside training."""
-    if registrar is None or supply is None:
-        return None
-    return DataServices(registrar, supply.read_for_peer, work.receipt_of)
-
-
-def registrar_of(
-    part: RunPart, contacts: RunContacts, note: Callable[..., None]
-) -> Registrar | None:
-    """Return what admits others; None at a volunteer."""
-    membership = part.membership
-    if membership.role is not Role.DATA:
-        return None
-    tokens = Tokens(membership.folder)
-    return Registrar(membership, tokens, wall_clock, contacts.leads_elsewhere, note)
-
-
-def supply_of(
-    part: RunPart,
-    dataset: Dataset | None,
-    core: CoreHandle,
-    note: Callable[..., None],
-    requests: OperatorRequests,
-) -> DataSupply | None:
-    """Return what gives the compute process its data; None at a volunteer."""
-    if dataset is None:
-        return None
-    leave = partial(requests.leave, 0.0)
-    source: BlockSource = FolderSource(dataset)
-    if dataset.is_stored:
-        source = StoreSource(
-            dataset, part.run.batch, part.run.seed, note=note, clock=time.monotonic
-        )
-    return DataSupply(source, core, part.run_id, part.membership, note=note, leave=leave)
-
-
-def compute_of(device: HostDevice, supply: DataSupply | None) -> Compute:
-    """Return what takes the core's jobs."""
-    return device.compute if supply is None else supply.before(device.compute, device.arena)
-
-
-def server_of(
-    part: RunPart,
-    gateway: Gateway,
-    host: Host,
-    services: DataServices | None,
-    sharing: Sharing,
-) -> PeerServer:
-    """Return the server of a node's calls."""
-    server = PeerServer(
-        part.membership,
-        part.run_id,
-        gateway,
-        limits=dataclasses.replace(LIMITS, connections_max=host.files.connections_max),
-        watch=gateway.watch,
-        services=services,
-    )
-    server.parts.share(sharing)
-    return server
-
-
-def dht_of(part: RunPart, contacts: RunContacts, server: PeerServer) -> Dht:
-    """Return a node's part of the DHT."""
-    bans, counters = part.membership.bans, server.counters
-    ports = DhtPorts(
-        clock=part.clock, known=contacts.admitting, allowed=bans.allowed, counters=counters
-    )
-    return Dht(part.membership, part.run_id, ports)
-
-
-# --- the node ------------------------------------------------------------------------------------
-
-
-_log = logging.getLogger("decod")
-
-_RECEIPT_S = 5.0
-"""Timeout of asking a data node for a receipt."""
-
-_FLUSH_S = 3.0
+FLUSH_S = 3.0
 """Timeout of sending the last messages to the peers."""
 
 
-class LeaderDuties(Protocol):
-    """What a node does and shows beside its core while it leads."""
+class NodePart(Protocol):
+    """A node's part in a run, of whatever kind."""
 
-    unkept: str
-    """Says which result was not kept at the end of the run, and why; empty if all was."""
+    @property
+    def membership(self) -> Membership:
+        """Its own."""
 
-    def describe_checkpoint(self) -> dict[str, Any]:
-        """Return the checkpoint part of `decod status`."""
+    @property
+    def run_id(self) -> RunId:
+        """The run."""
 
-    def describe_evaluation(self) -> dict[str, Any]:
-        """Return the evaluation part of `decod status`."""
+    @property
+    def charter(self) -> Statement:
+        """A data node's word that the run and its description belong together."""
 
-    def members_changed(self) -> None:
-        """Take in that the run's members are others than before."""
+    @property
+    def observed_address(self) -> str:
+        """This host's IP address as the first peer saw it; empty if it is not to be used."""
 
-    async def export(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Write the model, as `decod export` asks."""
+    @property
+    def clock(self) -> RunClock:
+        """The clock by which records in the DHT go."""
+
+
+class NodeGateway(PeerHandler, Protocol):
+    """The adapter between the sockets and the driver of the core."""
+
+    client: PeerClient
+    watch: Stopwatch
+
+    def detach(self) -> None:
+        """Stop handing messages on."""
+
+    async def close(self) -> None:
+        """Close all connections that this node has opened."""
 
 
 class Node:
     """One node, from its first listening socket to its last goodbye. Use it in `async with`.
+
+    A subclass makes `gateway` and `contacts`, then calls `_make_invitations` and `_make_sockets`.
 
     Args:
         config: This host's choices.
         part: The node's part in the run.
         host: The host, which holds the folder's lock.
         say: Takes lines for the operator's terminal.
-        dataset: A data node's data.
-        again: This node was in the run before, and is on its way back.
     """
 
-    def __init__(
-        self,
-        config: NodeConfig,
-        part: RunPart,
-        host: Host,
-        say: Say,
-        dataset: Dataset | None = None,
-        *,
-        again: bool = False,
-    ) -> None:
-        self.config, self.part, self.say, self.dataset = config, part, say, dataset
-        self.node_id = own = host.identity.node_id
+    part: NodePart
+    gateway: NodeGateway
+    contacts: Contacts
+
+    def __init__(self, config: NodeConfig, part: NodePart, host: Host, say: Say) -> None:
+        self.config, self.part, self.say = config, part, say
+        self.node_id = host.identity.node_id
         self.name, self.address = config.name or host.identity.name, ""
+        self._host, self._stack = host, AsyncExitStack()
         self._journal = Journal()
         self.note = self._journal.note
         """Record an event: in the log, in the status if it is not routine, and for all others who
         follow the journal."""
-        self.progress = RunProgress(part.manifest.start_iteration, part.run.num_iterations)
-        self.recent, self.core = RecentEvents(host.log.named), CoreHandle()
-        self.elected = asyncio.Event()
-        """This node has been elected leader."""
-        self.completed = asyncio.Event()
-        """At the leader: the last iteration is committed."""
-        self._host, self._leaving = host, host.leaving
-        self._files, self.disk_room = host.files, host.caps.disk
-        self._entered_s: float | None = None
-        self._view_version: object = 0
-        self._duties: LeaderDuties | None = None
-        self._stack, self._reconnecting = AsyncExitStack(), again
-        self._audit_feed = feed_of(part.membership, part.run.name, self.note)
         self._doubts = AddressDoubts(config, self.note)
-        self._votes = VoteFile(config.state_dir, part.run_id)
-        self.gateway = gateway = self._make_gateway()
-        self.states = states_of(part, config, self.core, gateway, self.disk_room, self.note)
-        self.device = HostDevice(config, part, gateway.watch, self.note)
-        address_of = gateway.client.address_of
-        self.contacts = RunContacts(part, own, self.core, lambda: self.address, address_of)
-        registrar = registrar_of(part, self.contacts, self.note)
+        self._commands: dict[str, Command] = {}
+        """Answer the operator's requests, by name."""
+
+    def _make_invitations(self) -> Registrar | None:
+        """Make what admits others, and return it; None at a volunteer."""
+        part, registrar = self.part, None
+        if part.membership.role is Role.DATA:
+            tokens, elsewhere = Tokens(part.membership.folder), self.contacts.leads_elsewhere
+            registrar = Registrar(part.membership, tokens, wall_clock, elsewhere, self.note)
         self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
-        self.requests = OperatorRequests(
-            self._leaving.asked,
-            config.drain_timeout_s,
-            self.core,
-            note=self.note,
-            leads=self.contacts.leads,
-            unkept=lambda: "" if self._duties is None else self._duties.unkept,
-        )
-        self.work = WorkLedger(part, self.core, partial(_ask_receipt, part), self.note)
-        self.supply = supply_of(part, dataset, self.core, self.note, self.requests)
-        """At a data node: the layer that gives the compute process its data."""
-        self._server = server_of(
-            part,
-            gateway,
-            host,
-            services_of(registrar, self.supply, self.work),
-            sharing_of(part, config, self.contacts, self.note),
-        )
-        if self._audit_feed is not None:
-            self._server.on_fault.append(self._audit_feed.take_fault)
-        self.dht = dht_of(part, self.contacts, self._server)
-        self.members = Members(
-            part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
-        )
-        self.credit = CreditCounter(host.credit, part, self.name, self.note)
-        self.metrics = NodeMetrics(
-            part,
-            self.name,
-            config,
-            WatchedParts(self.core, self.device, gateway, self.note, self.credit.spent),
-        )
-        self.iterations = iteration_log(part, config, self.note)
-        self._whole_status = WholeStatus(part.membership, rejoins=config.rejoins)
-        self.frontend = NodeFrontend(self._commands(), self.local_status, self.core)
-        host.use_names(gateway.book.name_of)
-        self._journal.follow(
-            self.progress,
-            host.history,
-            self,
-            self.requests,
-            self.metrics,
-            self.iterations,
-            self.recent,
-            NodeLog(),
-            *(() if self._audit_feed is None else (self._audit_feed,)),
-        )
+        return registrar
 
-    def _commands(self) -> dict[str, Command]:
-        own = {"status": self._status, "export": self._export, "plan": self._plan}
-        asked = self.requests.commands() | self.invitations.commands() | self.members.commands()
-        return {**own, **asked}
+    def _make_sockets(
+        self, services: DataServices | None, known: Callable[[], Iterable[str]]
+    ) -> None:
+        """Make the server of calls and this node's part of the DHT.
 
-    def _make_gateway(self) -> Gateway:
-        part = self.part
-        answers = PeerAnswers(
-            name=self.name,
-            hello=self._hello,
-            address=lambda: self.address,
-            status=lambda: json.dumps(for_members(self.local_status())),
-            find_kept=lambda request: self.states.find(request),  # noqa: PLW0108 - made later.
-            initial=InitialStates(part) if part.gives_initial else None,
-        )
-        sizes = tensor_sizes(part.run)
-        return Gateway(
-            part.run_id,
+        Args:
+            services: What a data node does for others.
+            known: Returns addresses of nodes of the run.
+        """
+        part, bans = self.part, self.part.membership.bans
+        self._server = PeerServer(
             part.membership,
-            sizes=sizes,
-            answers=answers,
-            files=self._files,
-            paces=self._host.caps.paces,
+            part.run_id,
+            self.gateway,
+            limits=replace(LIMITS, connections_max=self._host.files.connections_max),
+            watch=self.gateway.watch,
+            services=services,
         )
+        counters = self._server.counters
+        ports = DhtPorts(clock=part.clock, known=known, allowed=bans.allowed, counters=counters)
+        self.dht = Dht(part.membership, part.run_id, ports)
 
-    # --- start --------------------------------------------------------------------------------
+    # --- life ---------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> "Node":
+    async def __aenter__(self) -> Self:
         try:
             await self._start()
         except BaseException:
@@ -380,43 +154,20 @@ class Node:
         await self._stack.__aexit__(*exc_info)
 
     async def _start(self) -> None:
-        """Start the parts. The compute process comes first: it loads torch meanwhile."""
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, context: _failed(context, self._files, self.note))
-        self._stack.callback(loop.set_exception_handler, None)
-        if self._audit_feed is not None:
-            await self._stack.enter_async_context(self._audit_feed)
-        self._stack.push_async_callback(self.device.close)
-        await self.device.start()
-        self._leaving.kills(self.device.compute.kill)
-        port = await self._listen()
-        self.address = advertised(self.config, port, self.part.observed_address)
-        await self._host.present(self.frontend)
-        living = LivingNode(self.requests, self.device)
-        self._stack.enter_context(self._host.operates(living))
-        if self.supply is not None:
-            await self._stack.enter_async_context(self.supply)
-        await self._stack.enter_async_context(self.metrics)
-        await self._stack.enter_async_context(self.iterations)
-        await self._stack.enter_async_context(self.credit)
-        tokens, bans = self.invitations.keep_level(), self.members.keep_current()
-        kept = self.work.keep_collecting(), self.credit.keep_saving()
-        lasting = (self._keep_renewed(), tokens, bans, *kept)
-        await self._stack.enter_async_context(beside(*lasting))
-        await self._restore_history()
-        keep_pauses_short()
-        self.note("node.started", node_id=self.node_id, address=self.address)
-        self._doubts.begin(self.address, filter(None, (self.part.leader_address,)))
-        self._note_run(self.part.beginning)
-        self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
+        """Start the parts."""
+        raise NotImplementedError
 
-    async def _restore_history(self) -> None:
-        """Show the losses of the run that an earlier daemon of this folder has recorded."""
-        folder, run_id = self.config.state_dir / FOLDER, self.part.run_id
-        with suppress(OSError):
-            self._host.history.restore(await in_thread(lambda: list(kept_events(folder, run_id))))
+    async def _listen(self) -> int:
+        """Listen for peers, and find out this node's address; return the port."""
+        found = await listen(self._server, self.dht, self.config, self.say)
+        self._stack.callback(self.gateway.detach)
+        self._stack.push_async_callback(self._server.stop, 0.5)
+        self._stack.push_async_callback(self.gateway.close)
+        self._stack.push_async_callback(self.dht.close)
+        self.address = advertised(self.config, found, self.part.observed_address)
+        return found
 
-    async def _keep_renewed(self) -> None:
+    async def _keep_renewed(self, redial: Callable[[], None]) -> None:
         """Renew this node's papers in time, and show the new ones from then on. Never returns."""
         await keep_renewed(
             self.part.membership,
@@ -424,262 +175,47 @@ class Node:
             TERMS,
             note=self.note,
             say=self.say,
-            renewed=self.gateway.dialling.redial,
+            renewed=redial,
         )
 
-    async def _listen(self) -> int:
-        """Listen for peers; return the port."""
-        found = await listen(self._server, self.dht, self.config, self.say)
-        self.gateway.dialling.listen(self._server.reverse, own_server(self.config, found))
-        self._stack.callback(self.gateway.detach)
-        self._stack.push_async_callback(self._server.stop, 0.5)
-        self._stack.push_async_callback(self.gateway.close)
-        self._stack.push_async_callback(self.dht.close)
-        return found
-
-    def use_reach(self, reach: Reach) -> None:
-        """Connect as befits how others reach this node."""
-        if reach is Reach.OUTBOUND:
-            self.dht.answer_nobody()
-        self.gateway.dialling.use(reach)
-
-    async def prepare(self) -> None:
-        """Measure the device, and start the core."""
-        self._start_core(await self.device.measure(self.say))
-
-    def _start_core(self, measured: MeasuredHost) -> None:
-        part, device, gateway = self.part, self.device, self.gateway
-        bans = part.membership.bans
-        identity = Identity(
-            node_id=self.node_id,
-            address=self.address,
-            role=part.role,
-            capacity=measured.capacity,
-            compute_s=measured.compute_s,
-            stage_index=part.stage_index,
-            duty=part.duty,
-            reach=gateway.dialling.reach,
-            name=self.name,
-            device=device.text,
-            seals=DecisionSeals(part.membership, part.run_id, wall_clock),
-            bans=bans.present,
-            read_bans=bans.read,
-            proofs=TensorProofs(part.membership.host, part.run_id),
-        )
-        run, supply = part.run, self.supply
-        machine = NodeMachine(
-            identity,
-            run,
-            dataclasses.replace(facts_of(part.manifest), promise=self._votes.load()),
-            leader=part.leader,
-            rng=random.SystemRandom(),  # Nobody may foresee whose work is audited.
-        )
-        planning = PlanningProcess(run.protocol, self.config.state_dir / "planning.log")
-        self._stack.push_async_callback(planning.close)
-        driver = NodeDriver(
-            machine,
-            self.metrics.timed(compute_of(device, supply)),
-            device.arena,
-            sizes_of(run),
-            DriverPorts(
-                transport=gateway,
-                planning=planning,
-                disk=self.states,
-                copies=StateCopies(self.config.state_dir, self.disk_room),
-                keep_vote=self._keep_vote,
-                on_bans=self.members.carry_out,
-                on_note=lambda note: self.note(note.event, **dict(note.fields)),
-                on_work=_all_of(self.work.count, self.iterations.count, self.credit.count),
-                on_run_complete=lambda _: self.completed.set(),
-            ),
-        )
-        self.core.attach(driver)
-        self._stack.push_async_callback(driver.close)
-        self._stack.push_async_callback(self.states.close)
-        if part.leader_address:
-            gateway.client.set_address(part.leader, part.leader_address)
-        gateway.attach(driver)
-        driver.start()
-        self.states.start()
-
-    def take_lead(self, duties: LeaderDuties) -> None:
-        """Show what this node does as the leader, and export as it says, from now on."""
-        self._duties = duties
-
-    # --- end ----------------------------------------------------------------------------------
-
-    async def wait_stopped(self) -> Stop:
-        """Wait until the core has stopped and its last messages are sent; return how it ended."""
-        gateway, stop = self.gateway, await self.core.driver.stopped
-        leading = self.core.leading
-        # Without a quorum, the others may go on under another leader.
-        if leading is not None and not leading.lacking and leading.state is LeaderState.FINISHED:
-            gateway.say_farewell(leading.view.term, stop.detail)
-        await self.work.settle(stop.reason)
-        await gateway.client.flush(timeout_s=_FLUSH_S)
-        if stop.reason is StopReason.FINISHED:
-            self._note_run("run.finished")
-            KnownPeers(self.config.state_dir).end(self.part.membership.root)
-        self.note("node.stopped", reason=f"{stop.reason.value}: {stop.detail}")
-        return stop
-
-    async def unless_drained(self, work: Coroutine[Any, Any, None]) -> bool:
-        """Do some work. If this node is asked to leave first, cancel the work and return False."""
-        try:
-            await self._leaving.unless_asked(work)
-        except LeftEarlyError:
-            self.device.abandon()
-            return False
-        return True
-
-    @property
-    def in_run_s(self) -> float:
-        """Seconds since this node entered the run; 0 if it has not."""
-        return 0.0 if self._entered_s is None else time.monotonic() - self._entered_s
-
-    # --- what others see ----------------------------------------------------------------------
-
-    def _hello(self, request: HelloRequest) -> HelloInfo | None:
-        if not self.address:
-            return None
-        if request.sender is not None and request.sender_address:
-            self.gateway.book.expect(request.sender, request.sender_address)
-        self._doubts.asked(self.address, request.observed_address)
-        leader = self.contacts.leader()
-        return HelloInfo(
-            run_id=self.part.run_id,
-            manifest_json=self.part.manifest.to_json(),
-            charter=self.part.charter,
-            node_id=self.node_id,
-            leader=None if leader.electing else leader.id,
-            leader_address=leader.address,
-        )
-
-    def local_status(self) -> dict[str, Any]:
-        """Return the status of the run as this node knows it."""
-        duties, core, leader = self._duties, self.core, self.contacts.leader()
-        transfer = core.driver.transfer if core.started else None
-        status = status_of(self.part, self.progress, core.facts, transfer)
-        me = {
-            "id": self.node_id,
-            "name": self.name,
-            "address": self.address,
-            "role": self.part.role.value,
-            "reach": self.gateway.dialling.reach,
-            "device": self.device.name,
-            "device_free": False,
-            **own_status(core.facts),
-        }
-        if self._reconnecting:
-            me["state"] = RECONNECTING
-        return status | {
-            "state": me["state"],
-            "age_s": round(self.in_run_s, 1) if self._entered_s is not None else None,
-            "leader": dataclasses.asdict(leader),
-            "node": me,
-            "checkpoint": None if duties is None else duties.describe_checkpoint(),
-            "evaluation": None if duties is None else duties.describe_evaluation(),
-            "states": self.states.describe(),
-            "contributed": self.work.describe(),
-            "credit": self.credit.describe(),
-            "join_string": self.invitations.current(Role.RELAY),
-            "data_join_string": self.invitations.current(Role.DATA),
-            "counters": self._server.counters.totals(),
-            "timing": self.metrics.timing(),
-            "connections": self.gateway.dialling.describe(),
-            "message": status["message"].replace(THIS_NODE, self.name),
-            "recent": self.recent.describe(time.monotonic(), name=self.name),
-        }
-
-    async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
-        return await self._whole_status.of(self.local_status(), self.core.facts)
-
-    async def _plan(self, _: dict[str, Any]) -> dict[str, Any]:
-        return describe_hosts(self.part.run, self.core.facts)
-
-    async def _export(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Export if this node leads; else refuse, and say who can."""
-        if self._duties is not None:
-            return await self._duties.export(request)
-        if self.part.leader == self.node_id:
-            raise not_begun()
-        raise _not_leading(self.part)
-
-    async def _keep_vote(self, promise: Promise) -> bool:
-        unkept = await in_thread(lambda: self._votes.keep(promise))
-        if unkept:
-            self.note("vote.failed", term=promise.term, reason=unkept)
-        return not unkept
-
-    def _use_bans(self, bans: BanList) -> None:
-        book = self.part.membership.bans
-        self.gateway.cut(book.use(bans))
-        in_thread(book.keep).add_done_callback(self._bans_kept)
-
-    def _bans_kept(self, kept: "asyncio.Future[None]") -> None:
-        if not kept.cancelled() and (error := kept.exception()) is not None:
-            self.note("bans.unkept", reason=str(error))
-
-    # --- notes --------------------------------------------------------------------------------
-
-    def take(self, entry: JournalEntry) -> None:
-        """Follow the journal: who leads, and who the members are."""
-        if entry.event == "leader.elected":
-            self.elected.set()
-        elif entry.event == "iteration.opened" and (facts := self.core.facts) is not None:
-            self._host.history.see(seen_members(facts), time_s=entry.time_s)
-            if entry.fields["view_version"] != self._view_version:
-                self._view_version = entry.fields["view_version"]
-                self._entered_s, self._reconnecting = self._entered_s or entry.now_s, False
-                self._remember_members()
-                if self._duties is not None:
-                    self._duties.members_changed()
-
-    def _remember_members(self) -> None:
-        facts, peers = self.core.driver.facts, KnownPeers(self.config.state_dir)
-        view, part, name = facts.view, self.part, self.part.run.name
-        self._files.tell_if_few(len(view.members) - 1, self.note)
+    def _remember(self, run_name: str, others: Iterable[str]) -> None:
+        """Keep the addresses of the run's other nodes, by which a later start finds it."""
+        peers, part = KnownPeers(self.config.state_dir), self.part
         root, run_id = part.membership.root, part.run_id
-        others = [m.address for m in view.members if not m.outbound and m.address != self.address]
-        kept = in_thread(lambda: peers.keep(root, run_id, name, others))
+        kept = in_thread(lambda: peers.keep(root, run_id, run_name, others))
         kept.add_done_callback(partial(tell_unkept, self.note))
 
-    def _note_run(self, event: str) -> None:
-        part, iteration = self.part, self.progress.iteration
-        self.note(event, run=part.run.name, run_id=part.run_id, iteration=iteration)
+    # --- what it answers ----------------------------------------------------------------------
 
+    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer the operator's request.
 
-def _failed(context: dict[str, Any], files: FileLimit, note: Callable[..., None]) -> None:
-    """Log an error that no task or callback has caught. asyncio would print it."""
-    error = context.get("exception")
-    if is_exhausted(error):
-        reason = str(context.get("message"))[:200]
-        note("files.exhausted", limit=files.limit, reason=reason, fix=RAISE)
-        return
-    fields = {"reason": f"{context.get('message')}: {error!r}"[:500]}
-    _log.error("task.failed", exc_info=error, extra={"event": "task.failed", "fields": fields})
+        Raises:
+            ConfigError: The request is of another release, or this node can't answer it
+                (E-RUN-003).
+        """
+        command = str(request.get("command"))
+        if command not in self._commands:
+            raise unknown_request(command)
+        return await self._commands[command](request)
 
+    def _info(
+        self, request: HelloRequest, description: str, leader: NodeId | None, address: str
+    ) -> HelloInfo:
+        """Return the answer to a stranger's hello.
 
-def _not_leading(part: RunPart) -> ConfigError:
-    return ConfigError(
-        "this node does not lead the run",
-        why="only the leader can put all stages together",
-        fix=f"run the command on the leader's host ({part.leader_address}), with its --state-dir",
-        code="E-RUN-003",
-    )
-
-
-async def _ask_receipt(part: RunPart, issuer: Member) -> ReceiptAnswer:
-    return await ask_receipt(
-        issuer.address, issuer.node_id, part.run_id, part.membership, timeout_s=_RECEIPT_S
-    )
-
-
-def _all_of(*counters: Callable[[CountWork], None]) -> Callable[[CountWork], None]:
-    """Return a function that tells several others."""
-
-    def tell(work: CountWork) -> None:
-        for count in counters:
-            count(work)
-
-    return tell
+        Args:
+            request: The hello.
+            description: Of the run, as JSON.
+            leader: Who leads, as far as this node knows.
+            address: The leader's.
+        """
+        self._doubts.asked(self.address, request.observed_address)
+        return HelloInfo(
+            run_id=self.part.run_id,
+            manifest_json=description,
+            charter=self.part.charter,
+            node_id=self.node_id,
+            leader=leader,
+            leader_address=address,
+        )

@@ -1,6 +1,9 @@
 """Translation of a node's end, and of its compute process's errors, into the command's errors."""
 
-from decod.driver.compute import JobError
+from pathlib import Path
+from typing import Any
+
+from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import (
     ConfigError,
     DataError,
@@ -12,6 +15,8 @@ from decod.errors import (
 from decod.exit_codes import ExitCode
 from decod.net.channel import banned
 from decod.protocol.core.effects import Stop, StopReason
+from decod.protocol.core.job_codec import kind_of
+from decod.protocol.core.jobs import BaseJob
 
 _KINDS: dict[str, type[DecodError]] = {
     "CFG": ConfigError,
@@ -66,6 +71,32 @@ def error_of(error: JobError) -> DecodError:
     parts = text["code"].split("-")
     kind = _KINDS.get(parts[1], DecodError) if len(parts) == 3 else DecodError
     return kind(text["what"], why=text["why"], fix=text["fix"], code=text["code"])
+
+
+async def run_job(compute: ComputeProcess, job: BaseJob, process: str, log: Path) -> Any:
+    """Run a job outside the core, and return its result.
+
+    Args:
+        compute: Runs it.
+        job: The job.
+        process: What its operator calls the process.
+        log: Of the process.
+
+    Raises:
+        DecodError: The job has failed, in a way on which the operator can act.
+    """
+    try:
+        reply = await compute.submit(job)
+    except JobError as error:
+        raise error_of(error) from error
+    except ComputeDiedError as error:
+        raise HardwareError(
+            f"the {process} process failed at {kind_of(type(job))}",
+            why=str(error),
+            fix=f"read {log}",
+            code="E-HW-002",
+        ) from error
+    return reply.result
 
 
 def no_member(stage: int) -> NetworkError:

@@ -7,15 +7,11 @@ iterations may be long.
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from decod.config.node_config import NodeConfig
-from decod.daemon.device_owner import HostDevice
 from decod.daemon.frontend import Command
-from decod.daemon.pausing.pause_probes import OwnGpu
 from decod.driver.driver import CoreHandle
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.journal.journal import JournalEntry
@@ -320,38 +316,3 @@ def _refused(reason: str, *, paused: bool, lonely_stage: int | None = None) -> D
         fix=fix,
         code="E-REJ-007",
     )
-
-
-# --- what settings and pauses reach --------------------------------------------------------------
-# What settings and pauses reach of a node, in one of its lives: the desk's `Settable`.
-
-
-@dataclass(frozen=True, slots=True)
-class LivingNode:
-    """The requests and the device of a node, for the desk."""
-
-    requests: OperatorRequests
-    device: HostDevice
-
-    @property
-    def pausable(self) -> bool:
-        """Whether it is in the run, and stays."""
-        return self.requests.pausable
-
-    @property
-    def paused(self) -> bool:
-        """Whether it takes no microbatches, or none after this iteration."""
-        return self.requests.paused
-
-    @property
-    def gpus(self) -> Sequence[OwnGpu]:
-        """The GPUs that it uses."""
-        return self.device.gpus
-
-    async def pause(self, *, paused: bool) -> object:
-        """Ask the leader for a pause, or for its end. Raises what `OperatorRequests.pause` does."""
-        return await self.requests.pause(paused=paused)
-
-    def use(self, config: NodeConfig) -> None:
-        """Go by a configuration from now on, as far as a running node can."""
-        self.device.use_threads(config.num_threads)

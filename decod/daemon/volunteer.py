@@ -26,9 +26,9 @@ from decod.daemon.device_owner import try_device
 from decod.daemon.host import Host, Say
 from decod.daemon.leaving import Leaving, run_until_left
 from decod.daemon.member_admission import enter, most_telling, token_for, usable_membership
-from decod.daemon.node import Node
 from decod.daemon.node_folder import KnownPeers
 from decod.daemon.page.page_server import page_served
+from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.progress_display import ProgressDisplay, show_transfer
 from decod.daemon.reachability import (
     advertised,
@@ -174,7 +174,7 @@ async def _live(
         duty=options.duty,
     )
     manifest = contact.manifest
-    async with Node(options.node, part, host, lives.say, again=lives.again) as node:
+    async with PipelineNode(options.node, part, host, lives.say, again=lives.again) as node:
         lives.begins(node)
         node.say(f"{node.name} joins run {manifest.run.name} as {node.address}")
         core = node.core
@@ -192,7 +192,9 @@ Lead = Callable[[], Awaitable[Stop]]
 """The work of a node that has been elected, until it stops."""
 
 
-async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = None) -> Stop:
+async def take_part(
+    node: PipelineNode, contacts: tuple[str, ...], lead: Lead | None = None
+) -> Stop:
     """Train in a run that another node leads, until the run ends or this node leaves.
 
     Args:
@@ -212,7 +214,7 @@ async def take_part(node: Node, contacts: tuple[str, ...], lead: Lead | None = N
         return await run_until_stopped(node, lead)
 
 
-async def find_reach(node: Node, mapper: PortMapper) -> None:
+async def find_reach(node: PipelineNode, mapper: PortMapper) -> None:
     """Find out how others reach this node. A volunteer that nobody can dial keeps calls open.
 
     Args:
@@ -249,7 +251,7 @@ async def find_reach(node: Node, mapper: PortMapper) -> None:
     node.say(f"it trains all the same; to be dialled, {advice}")
 
 
-async def _maps_port(node: Node, mapper: PortMapper) -> bool:
+async def _maps_port(node: PipelineNode, mapper: PortMapper) -> bool:
     """Have the router pass the port on, if that is wanted; return whether it does."""
     port = split_address(node.address)[1]
     if not node.config.maps_port or node.config.advertise is not None:
@@ -267,7 +269,7 @@ def reach_of_data_node(config: NodeConfig) -> Reach:
     return Reach.DIALLED if config.passes_on is False else Reach.PASSES_ON
 
 
-async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> None:
+async def announce(node: PipelineNode, contacts: tuple[str, ...], *, leads: bool) -> None:
     """Introduce this node to the leader, enter the DHT, and publish this node's address there."""
     dht = node.dht
     if not leads:
@@ -282,7 +284,7 @@ async def announce(node: Node, contacts: tuple[str, ...], *, leads: bool) -> Non
         await publish_leader(dht, node.contacts)
 
 
-async def _introduce(node: Node) -> None:
+async def _introduce(node: PipelineNode) -> None:
     """Tell the leader that this node is getting ready, to be told if the run ends meanwhile."""
     part = node.part
     request = HelloRequest(run_id=part.run_id, sender=node.node_id, sender_address=node.address)
@@ -296,7 +298,7 @@ async def _introduce(node: Node) -> None:
             node.note("clock.differs", seconds=round(abs(off_s)), way=way)
 
 
-async def run_until_stopped(node: Node, lead: Lead | None = None) -> Stop:
+async def run_until_stopped(node: PipelineNode, lead: Lead | None = None) -> Stop:
     """Wait until the core has stopped. If the daemon is asked to leave, tell the core to leave."""
     core, requests, gateway = node.core, node.requests, node.gateway
     display = ProgressDisplay(node.progress, node.say, node.name)

@@ -61,9 +61,9 @@ class Ticker:
 
 
 def _tick_in_nodes() -> None:
-    from decod.daemon.node import Node
+    from decod.daemon.pipeline_node import PipelineNode
 
-    enter, leave = Node.__aenter__, Node.__aexit__
+    enter, leave = PipelineNode.__aenter__, PipelineNode.__aexit__
 
     async def entered(node: Any) -> Any:
         node.ticker = Ticker().__enter__()
@@ -71,15 +71,15 @@ def _tick_in_nodes() -> None:
         async def pauses(_: dict[str, Any]) -> dict[str, Any]:
             return node.ticker.reset()
 
-        node.frontend._commands["pauses"] = pauses
+        node._commands["pauses"] = pauses
         return await enter(node)
 
     async def left(node: Any, *exc_info: object) -> None:
         node.ticker.__exit__()
         await leave(node, *exc_info)
 
-    Node.__aenter__ = entered  # type: ignore[method-assign]
-    Node.__aexit__ = left  # type: ignore[method-assign]
+    PipelineNode.__aenter__ = entered  # type: ignore[assignment]
+    PipelineNode.__aexit__ = left  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

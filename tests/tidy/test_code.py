@@ -269,7 +269,7 @@ def test_only_the_commands_hold_the_whole_node() -> None:
     holders = {
         path.stem
         for path in python_files("decod/daemon")
-        if "decod.daemon.node" in set(imported_modules(path))
+        if "decod.daemon.pipeline_node" in set(imported_modules(path))
     }
     assert holders == {"leader_daemon", "volunteer"}
 

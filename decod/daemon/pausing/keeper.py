@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.config.schedule import DEFAULT_PAUSE_RULES, PauseRule, WorkHours
+from decod.daemon.device_owner import HostDevice
 from decod.daemon.pausing.pause_probes import (
     Circumstances,
     NvidiaMl,
@@ -54,10 +55,6 @@ class Pausable(Protocol):
     def paused(self) -> bool:
         """Whether it takes no microbatches, or none after this iteration."""
 
-    @property
-    def gpus(self) -> Sequence[OwnGpu]:
-        """The GPUs that it uses."""
-
     async def pause(self, *, paused: bool) -> object:
         """Ask the leader for a pause, or for its end. Raises DecodError."""
 
@@ -89,6 +86,7 @@ class Pausing:
         self._looking: dict[PauseRule, asyncio.Future[Sighting]] = {}
         """Probes that run, perhaps for longer than they may."""
         self._node: Pausable | None = None
+        self._device: HostDevice | None = None
         self._refusal = ""
         self._wanted = False
         self._ask_s = 0.0
@@ -106,16 +104,16 @@ class Pausing:
         self._changed.set()
 
     @contextmanager
-    def of(self, node: Pausable) -> Iterator[None]:
-        """Pause and resume this node while the context lasts."""
-        self._node, self._ask_s = node, 0.0
+    def of(self, node: Pausable, device: HostDevice) -> Iterator[None]:
+        """Pause and resume this node, which computes on this device, while the context lasts."""
+        self._node, self._device, self._ask_s = node, device, 0.0
         try:
             yield
         finally:
-            self._node = None
+            self._node = self._device = None
 
     def _gpus(self) -> Sequence[OwnGpu]:
-        return () if self._node is None else self._node.gpus
+        return () if self._device is None else self._device.gpus
 
     # --- the operator -------------------------------------------------------------------------
 

@@ -9,52 +9,45 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
-from decod.daemon.frontend import unknown_request
 from decod.daemon.gateway import TensorTraffic
 from decod.daemon.host import Host, Say
-from decod.daemon.invitations import Invitations
-from decod.daemon.member_admission import keep_renewed
-from decod.daemon.node_errors import error_of
-from decod.daemon.node_folder import KnownPeers, tell_unkept
+from decod.daemon.node import FLUSH_S, Node
+from decod.daemon.node_errors import run_job
 from decod.daemon.peer.loop_link import LoopFacts, LoopLink, LoopMessage
 from decod.daemon.peer.peer_entry import PeerPart
 from decod.daemon.peer.peer_gateway import CopyNotes, PeerGateway, fetch_state
-from decod.daemon.reachability import AddressDoubts, advertised, listen, require_reachable
+from decod.daemon.reachability import require_reachable
 from decod.daemon.twins import Twins
 from decod.driver.arena import ArenaAllocator
-from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
+from decod.driver.compute import ComputeProcess
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
-from decod.errors import DecodError, HardwareError, NetworkError
+from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
-from decod.journal.journal import Journal, JournalEntry
+from decod.journal.journal import JournalEntry
 from decod.journal.journal_file import FOLDER, KeptJournal
 from decod.journal.logs import NodeLog
 from decod.journal.records import Mode, RoundRow
-from decod.membership.papers import TERMS
-from decod.membership.registrar import Registrar
-from decod.membership.tokens import Tokens
 from decod.net.ask import HelloInfo, HelloRequest, hello
-from decod.net.dht import Dht, DhtPorts
 from decod.net.join_string import ADDRESSES_MAX
-from decod.net.net_limits import LIMITS
 from decod.net.rate_caps import Pace
-from decod.net.server import DataServices, PeerServer
+from decod.net.server import DataServices
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.peer import PeerMachine
 from decod.protocol.core.effects import Note, Stop, StopReason
-from decod.protocol.core.job_codec import kind_of
-from decod.protocol.core.jobs import BaseJob, Configure
+from decod.protocol.core.jobs import Configure
 from decod.protocol.core.view import Role
-from decod.tasks import beside, in_thread, until_first
+from decod.tasks import beside, until_first
 
 # --- contacts ------------------------------------------------------------------------------------
 # Where newcomers are sent, and who may admit them, as a peer of a collaborative run knows it.
@@ -234,14 +227,13 @@ _SEEK_S = 5.0
 """Time between two looks for other peers in the DHT."""
 _TELL_S = 1.0
 """Time between two words on the run's progress to the loop."""
-_FLUSH_S = 3.0
 
 
 # --- the node ------------------------------------------------------------------------------------
 
 
-class PeerNode:
-    """One peer. Use it in `async with`.
+class PeerNode(Node):
+    """One peer.
 
     Args:
         loop: What its loop has said.
@@ -252,6 +244,10 @@ class PeerNode:
         say: Takes lines for the user.
     """
 
+    part: PeerPart
+    gateway: PeerGateway
+    contacts: PeerContacts
+
     def __init__(
         self,
         loop: LoopFacts,
@@ -261,27 +257,16 @@ class PeerNode:
         link: LoopLink,
         say: Say,
     ) -> None:
-        self._loop, self._part, self._config, self._host = loop, part, config, host
-        self._link, self._say = link, say
-        self._journal = Journal()
-        self.note = self._journal.note
-        self.node_id, self.address = part.membership.node_id, ""
-        self._doubts = AddressDoubts(config, self.note)
+        super().__init__(config, part, host, say)
+        self._loop, self._link = loop, link
         self._driver: PeerDriver | None = None
-        self._stack = AsyncExitStack()
-        admits = part.membership.role is Role.DATA
         self.contacts = PeerContacts(
-            admits=admits,
+            admits=part.membership.role is Role.DATA,
             company=lambda: self._company,
             own_address=lambda: self.address,
             told=part.contacts,
         )
-        registrar = None
-        if admits:
-            tokens = Tokens(part.membership.folder)
-            leader = self.contacts.leads_elsewhere
-            registrar = Registrar(part.membership, tokens, wall_clock, leader, self.note)
-        self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
+        registrar = self._make_invitations()
         self.gateway = PeerGateway(
             part.membership,
             part.run_id,
@@ -291,35 +276,19 @@ class PeerNode:
             pace=Pace(config.upload_max_bytes_per_s),
         )
         services = None if registrar is None else DataServices(registrar, _no_block, _no_receipt)
-        self._server = PeerServer(
-            part.membership,
-            part.run_id,
-            self.gateway,
-            limits=replace(LIMITS, connections_max=host.files.connections_max),
-            watch=self.gateway.watch,
-            services=services,
-        )
-        bans = part.membership.bans
-        self._allowed = bans.allowed
-        ports = DhtPorts(
-            clock=part.clock,
-            known=self.contacts.others,
-            allowed=bans.allowed,
-            counters=self._server.counters,
-        )
-        self._dht = Dht(part.membership, part.run_id, ports)
+        self._make_sockets(services, self.contacts.others)
+        self._commands = {"status": self._status, **self.invitations.commands()}
         self._arena = ArenaAllocator(_AVERAGES_MAX * loop.model_bytes + (64 << 20))
         self._compute: ComputeProcess | None = None
-        name = config.name or host.identity.name
         self._pids = [os.getpid()]
         folder = config.state_dir / FOLDER
         self._kept = KeptJournal(
-            folder, part.run_id, self.node_id, name, lambda: self._pids, self.note
+            folder, part.run_id, self.node_id, self.name, lambda: self._pids, self.note
         )
         self._metrics = LoopMetrics(
             loop,
             part,
-            name,
+            self.name,
             self._kept,
             self.gateway.traffic,
             lambda: self.driver.compute_s,
@@ -331,28 +300,17 @@ class PeerNode:
 
     # --- life ---------------------------------------------------------------------------------
 
-    async def __aenter__(self) -> "PeerNode":
-        try:
-            await self._start()
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        return self
-
-    async def __aexit__(self, *exc_info: Any) -> None:
-        await self._stack.__aexit__(*exc_info)
-
+    @override
     async def _start(self) -> None:
-        stack, part, gateway = self._stack, self._part, self.gateway
+        stack, part, gateway = self._stack, self.part, self.gateway
         stack.callback(self._arena.close)
         self._compute = compute = await ComputeProcess.start(
-            self._arena, log_path=self._config.state_dir / "averaging.log", command=_COMMAND
+            self._arena, log_path=self.config.state_dir / "averaging.log", command=_COMMAND
         )
         stack.push_async_callback(compute.close)
         self._pids.append(compute.pid)
         await stack.enter_async_context(self._kept)
-        port = await self._listen()
-        self.address = advertised(self._config, port, part.observed_address)
+        await self._listen()
         await self._configure()
         # A checkpoint is a state of the run. What a newcomer's script has made itself is none.
         has_state = not part.known or self._loop.height.round > 0
@@ -371,20 +329,12 @@ class PeerNode:
             # Before others hear of this node: another host may have its identity.
             asked = part.known[0][1]
             await require_reachable(part.membership, part.run_id, asked, self.address)
-        await stack.enter_async_context(beside(self._seek_others(), self._keep_renewed()))
+        renewing = self._keep_renewed(gateway.client.redial)
+        await stack.enter_async_context(beside(self._seek_others(), renewing))
         for node, address in part.known:
             self._meet(node, address)
         await self._wait_met()
         await stack.enter_async_context(beside(self._keep_telling()))
-
-    async def _listen(self) -> int:
-        """Listen for peers; return the port."""
-        found = await listen(self._server, self._dht, self._config)
-        self._stack.callback(self.gateway.detach)
-        self._stack.push_async_callback(self._server.stop, 0.5)
-        self._stack.push_async_callback(self.gateway.close)
-        self._stack.push_async_callback(self._dht.close)
-        return found
 
     async def _configure(self) -> None:
         loop = self._loop
@@ -392,36 +342,12 @@ class PeerNode:
             "shapes": [list(shape) for shape in loop.shapes],
             "wide": loop.terms.wide,
             "compression": asdict(loop.compression),
-            "num_threads": self._config.num_threads,
+            "num_threads": self.config.num_threads,
             "audited": False,
         }
-        await self._job(Configure(settings))
-
-    async def _job(self, job: BaseJob) -> None:
-        """Run a job of the averaging process outside the core."""
         assert self._compute is not None
-        try:
-            await self._compute.submit(job)
-        except JobError as error:
-            raise error_of(error) from error
-        except ComputeDiedError as error:
-            raise HardwareError(
-                f"the averaging process failed at {kind_of(type(job))}",
-                why=str(error),
-                fix=f"read {self._config.state_dir / 'averaging.log'}",
-                code="E-HW-002",
-            ) from error
-
-    async def _keep_renewed(self) -> None:
-        """Renew this node's papers in time, and show the new ones from then on. Never returns."""
-        await keep_renewed(
-            self._part.membership,
-            self.contacts.admitting,
-            TERMS,
-            note=self.note,
-            say=self._say,
-            renewed=self.gateway.client.redial,
-        )
+        log = self.config.state_dir / "averaging.log"
+        await run_job(self._compute, Configure(settings), "averaging", log)
 
     @property
     def _company(self) -> Company | None:
@@ -436,7 +362,8 @@ class PeerNode:
 
     def _meet(self, node: NodeId, address: str) -> None:
         """Tell the core of another node of the run."""
-        if node != self.node_id and self._allowed(node):
+        bans = self.part.membership.bans
+        if node != self.node_id and bans.allowed(node):
             self.gateway.client.set_address(node, address)
             self.driver.post(lp.PeerFound(node, address))
 
@@ -445,7 +372,7 @@ class PeerNode:
 
         A node that has no state of the run stops if there is none.
         """
-        if not self._part.known:
+        if not self.part.known:
             return
         past = self.driver.peer.past
         with suppress(TimeoutError):
@@ -454,17 +381,17 @@ class PeerNode:
 
     async def _seek_others(self) -> None:
         """Look for other peers in the DHT, now and then. Never returns."""
-        if self._part.contacts:
-            await self._dht.bootstrap(self._part.contacts)
+        if self.part.contacts:
+            await self.dht.bootstrap(self.part.contacts)
         while True:
             known = {self.address, *self.contacts.others()}
-            for address in self._dht.addresses():
+            for address in self.dht.addresses():
                 if address not in known:
                     await self._ask(address)
             await asyncio.sleep(_SEEK_S)
 
     async def _ask(self, address: str) -> None:
-        part = self._part
+        part = self.part
         request = HelloRequest(run_id=part.run_id, sender=self.node_id, sender_address=self.address)
         with suppress(DecodError):
             info = await hello(address, request, part.membership)
@@ -475,20 +402,13 @@ class PeerNode:
         company = self._company
         if company is None:
             return None
-        self._doubts.asked(self.address, request.observed_address)
-        part, coordinator = self._part, company.coordinator
-        own = coordinator == self.node_id
-        return HelloInfo(
-            run_id=part.run_id,
-            manifest_json=part.terms.to_json(),
-            charter=part.charter,
-            node_id=self.node_id,
-            leader=coordinator,
-            leader_address=self.address if own else self.gateway.address_of(coordinator) or "",
-        )
+        coordinator, address = company.coordinator, self.address
+        if coordinator != self.node_id:
+            address = self.gateway.address_of(coordinator) or ""
+        return self._info(request, self.part.terms.to_json(), coordinator, address)
 
     async def _fetch(self, wanted: lp.LoadState) -> StateCopy:
-        part = self._part
+        part = self.part
         return await fetch_state(wanted, part.membership, part.run_id, self.gateway.address_of)
 
     # --- the loop -----------------------------------------------------------------------------
@@ -497,7 +417,7 @@ class PeerNode:
         """Welcome the loop, and serve it until it or this node leaves; return how it ended."""
         machine = self.driver.peer
         join_string = ""
-        if self._part.membership.role is Role.DATA:
+        if self.part.membership.role is Role.DATA:
             join_string = self.invitations.invite(Role.RELAY)
         self._link.welcome(self._arena, join_string=join_string, fetching=not machine.company.level)
         reading = asyncio.ensure_future(self._read())
@@ -511,7 +431,7 @@ class PeerNode:
             reading.cancel()
         lost = stop.reason is StopReason.STATE_LOST
         self._link.tell("stopped", reason=stop.detail, state_lost=lost)
-        await self.gateway.client.flush(timeout_s=_FLUSH_S)
+        await self.gateway.client.flush(timeout_s=FLUSH_S)
         return stop
 
     async def _read(self) -> None:
@@ -574,31 +494,16 @@ class PeerNode:
             facts = self.driver.peer.facts()
             if (facts.round, facts.num_peers) != told:
                 told = facts.round, facts.num_peers
-                self._remember()
+                self._remember(self.part.terms.run, self.contacts.others())
                 self._link.tell(
                     "progress",
                     round=facts.round,
                     peers=facts.num_peers,
                     samples=facts.num_samples,
-                    target=self._part.terms.target_batch_size,
+                    target=self.part.terms.target_batch_size,
                     samples_per_s=facts.samples_per_s,
                 )
             await asyncio.sleep(_TELL_S)
-
-    def _remember(self) -> None:
-        part, others = self._part, self.contacts.others()
-        peers = KnownPeers(self._config.state_dir)
-        root, run_id, name = part.membership.root, part.run_id, part.terms.run
-        kept = in_thread(lambda: peers.keep(root, run_id, name, others))
-        kept.add_done_callback(partial(tell_unkept, self.note))
-
-    async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer the operator's request."""
-        command = str(request.get("command"))
-        commands = {"status": self._status, **self.invitations.commands()}
-        if command not in commands:
-            raise unknown_request(command)
-        return await commands[command](request)
 
     async def _status(self, _: dict[str, Any]) -> dict[str, Any]:
         return self.status()
@@ -621,12 +526,12 @@ class PeerNode:
         facts, own, company = peer.facts(), peer.own, peer.company
         return {
             "collaboration": 1,
-            "run": self._part.terms.run,
-            "run_id": self._part.run_id,
+            "run": self.part.terms.run,
+            "run_id": self.part.run_id,
             "node_id": self.node_id,
             "address": self.address,
             **asdict(facts),
-            "target_batch_size": self._part.terms.target_batch_size,
+            "target_batch_size": self.part.terms.target_batch_size,
             "samples": {
                 "stepped": own.num_stepped,
                 "applied": own.num_applied,

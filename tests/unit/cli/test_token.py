@@ -29,7 +29,7 @@ def answering(folder: Path, monkeypatch: pytest.MonkeyPatch, *, leads: bool) -> 
         async def answer() -> dict[str, Any]:
             with make_node(folder, leads=leads) as node:
                 node.address = "10.0.0.1:7700"
-                return await node.frontend.answer(json.loads(json.dumps(request)))
+                return await node.answer(json.loads(json.dumps(request)))
 
         assert state_dir == folder
         return asyncio.run(answer())

@@ -9,7 +9,7 @@ from decod.config.node_config import NodeConfig
 from decod.config.schema import Manifest
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
-from decod.daemon.node import Node
+from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.run_facts import RunPart
 from decod.driver.driver import NodeDriver
 from decod.ids import RunId
@@ -47,7 +47,7 @@ def make_node(
     port: int = 0,
     capacity: int | None = None,
     organisation: Organisation = Organisation.PIPELINE,
-) -> Iterator[Node]:
+) -> Iterator[PipelineNode]:
     """Yields a node of a tiny run; to be used within an event loop."""
     config = NodeConfig(
         listen_host="127.0.0.1", listen_port=port, state_dir=folder, name="me", capacity=capacity
@@ -65,10 +65,10 @@ def make_node(
             leader=host.identity.node_id if leads else STRANGER,
             leader_address="" if leads else "127.0.0.1:1",
         )
-        yield Node(config, part, host, _say, again=again)
+        yield PipelineNode(config, part, host, _say, again=again)
 
 
-def give_driver(node: Node, driver: object) -> None:
+def give_driver(node: PipelineNode, driver: object) -> None:
     """Give a node a core that runs in `driver`."""
     node.core.attach(cast("NodeDriver", driver))
 
@@ -77,6 +77,6 @@ def _say(_: str) -> None:
     pass
 
 
-def tell(node: Node, note: Note) -> None:
+def tell(node: PipelineNode, note: Note) -> None:
     """Have a node take in a note of its core."""
     node.note(note.event, **dict(note.fields))

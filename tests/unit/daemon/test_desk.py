@@ -20,10 +20,10 @@ class Node:
 
     def __init__(self) -> None:
         self.pausable, self.paused, self.gpus = True, False, ()
-        self.used: list[NodeConfig] = []
+        self.used: list[int | None] = []
 
-    def use(self, config: NodeConfig) -> None:
-        self.used.append(config)
+    def use_threads(self, num_threads: int | None) -> None:
+        self.used.append(num_threads)
 
     async def pause(self, *, paused: bool) -> object:
         self.paused = paused
@@ -63,7 +63,7 @@ def shown(desk: Desk, name: str) -> tuple[str, str]:
 def test_changes_count_at_once_and_survive_a_restart(tmp_path: Path) -> None:
     desk, node = make_desk(tmp_path), Node()
     assert shown(desk, "upload") == ("no limit", "default")
-    with desk.of(node):
+    with desk.of(node, node):
         ask(
             desk,
             upload="20Mbit",
@@ -74,8 +74,8 @@ def test_changes_count_at_once_and_survive_a_restart(tmp_path: Path) -> None:
             disk="50GiB",
             device_memory="10GiB",
         )
-    (config,) = node.used
-    assert config == desk.config
+    config = desk.config
+    assert node.used == [4]
     assert (config.upload_max_mbit, config.download_max_mbit, config.num_threads) == (20, 50, 4)
     assert config.schedule == WorkHours.parse("22:00-07:00")
     again = make_desk(tmp_path)
@@ -125,7 +125,7 @@ def test_a_default_is_set_by_its_name(tmp_path: Path) -> None:
 def test_all_is_changed_or_nothing(tmp_path: Path, values: dict[str, Any], code: str) -> None:
     desk, node = make_desk(tmp_path), Node()
     before = desk.config
-    with desk.of(node), pytest.raises(ConfigError) as raised:
+    with desk.of(node, node), pytest.raises(ConfigError) as raised:
         ask(desk, **values)
     assert raised.value.code == code
     assert desk.config == before

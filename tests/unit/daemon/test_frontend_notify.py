@@ -118,15 +118,14 @@ def test_without_a_manager_nothing_is_said() -> None:
 
 async def test_a_node_whose_core_is_not_stepped_is_not_well(tmp_path: Path) -> None:
     with make_node(tmp_path, leads=False) as node:
-        presence = node.frontend
-        assert presence.healthy, "it has no core yet"
-        assert presence.describe() == "starting, iteration 0"
+        assert node.healthy, "it has no core yet"
+        assert node.describe() == "starting, iteration 0"
         now_s = asyncio.get_running_loop().time()
         facts = SimpleNamespace(deadline_s=now_s - 1.0)
         stopped = asyncio.get_running_loop().create_future()
         give_driver(node, SimpleNamespace(facts=facts, stopped=stopped))
-        assert presence.healthy, "a busy host is late"
+        assert node.healthy, "a busy host is late"
         facts.deadline_s = now_s - 60.0
-        assert not presence.healthy
+        assert not node.healthy
         stopped.set_result(None)
-        assert presence.healthy, "there is nothing to do"
+        assert node.healthy, "there is nothing to do"

@@ -11,12 +11,12 @@ import pytest
 
 from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig
-from decod.daemon import node as node_module
+from decod.daemon import pipeline_node as node_module
 from decod.daemon import reachability
 from decod.daemon.device_owner import HostDevice, MeasuredHost
 from decod.daemon.host import Host
 from decod.daemon.leaving import Leaving
-from decod.daemon.node import Node
+from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.reachability import advertised
 from decod.errors import ConfigError, HardwareError, NetworkError
 from decod.net.ask import HelloRequest
@@ -161,7 +161,7 @@ async def test_leaving_does_not_wait_for_what_has_not_begun(tmp_path: Path) -> N
 
         begun = asyncio.create_task(node.unless_drained(load()))
         await asyncio.sleep(0)
-        answer = await node.frontend.answer({"command": "drain"})
+        answer = await node.answer({"command": "drain"})
         assert answer == {"draining": True}
         assert not await begun
         assert cancelled.is_set()
@@ -184,7 +184,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     asked: list[str] = []
     said: list[str] = []
     shown: list[str] = []
-    nodes: list[Node] = []
+    nodes: list[PipelineNode] = []
     gibibyte = 1 << 30
 
     async def run_job(_: HostDevice, job: BaseJob) -> object:
@@ -203,7 +203,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     async def test() -> list[MeasuredHost]:
         started: list[MeasuredHost] = []
         monkeypatch.setattr(HostDevice, "run", run_job)
-        monkeypatch.setattr(Node, "_start_core", lambda _, found: started.append(found))
+        monkeypatch.setattr(PipelineNode, "_start_core", lambda _, found: started.append(found))
         with make_node(tmp_path, leads=False) as node:
             nodes.append(node)
             node.say = said.append
@@ -251,7 +251,7 @@ async def test_a_stage_that_can_not_fit_is_refused_before_anything_is_made(
 
 async def test_an_unknown_request_is_an_error(tmp_path: Path) -> None:
     with make_node(tmp_path) as node, pytest.raises(ConfigError, match="E-RUN-003"):
-        await node.frontend.answer({"command": ["x"]})
+        await node.answer({"command": ["x"]})
 
 
 async def test_what_no_task_caught_is_in_the_log(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ async def kept(**choices: Any) -> AsyncIterator[Setting]:
     host = Setting(**choices)
     keeping = asyncio.create_task(host.pausing.keep())
     try:
-        with host.pausing.of(host.node):
+        with host.pausing.of(host.node, host.node):
             yield host
         assert not keeping.done(), keeping.result()
     finally:
@@ -132,7 +132,7 @@ async def test_a_person_s_pause_holds_in_the_node_s_next_life(host: Setting) -> 
     await host.pause()
     later = Node()
     later.pausable = False
-    with host.pausing.of(later):
+    with host.pausing.of(later, later):
         assert later.asked == []
         later.pausable = True
         await wait_until(lambda: later.paused)
@@ -238,7 +238,7 @@ def test_a_gpu_that_others_use_pauses_the_node_within_five_seconds() -> None:
         config = NodeConfig(pause_when=(PauseRule.BUSY_GPU,))
         pausing, loop = Pausing(config, probes), asyncio.get_running_loop()
         keeping = asyncio.create_task(pausing.keep())
-        with pausing.of(node):
+        with pausing.of(node, node):
             # Just after a look: the next one is as far away as it can be.
             await wait_until(lambda: driver.num_asked)
             driver.found.append(GpuProcess(4711, 6 << 30, 0.9))

@@ -87,7 +87,7 @@ def test_the_answer_is_a_file_of_hosts(tmp_path: Path) -> None:
 async def test_nothing_is_told_before_anything_was_measured(tmp_path: Path) -> None:
     with make_node(tmp_path) as node:
         with pytest.raises(NotRunningError) as caught:
-            await node.frontend.answer({"command": "plan"})
+            await node.answer({"command": "plan"})
         assert caught.value.code == "E-RUN-047"
 
 

@@ -210,7 +210,7 @@ async def test_an_export_needs_a_whole_path(tmp_path: Path, path: str | None) ->
         _Leading(node, options(tmp_path))
         request = {"command": "export"} | ({} if path is None else {"path": path})
         with pytest.raises(ConfigError, match="E-CFG-044"):
-            await node.frontend.answer(request)
+            await node.answer(request)
 
 
 async def test_there_is_nothing_to_export_before_the_run(tmp_path: Path) -> None:
@@ -233,16 +233,16 @@ async def test_an_export_waits_for_the_first_iteration(
     with make_node(tmp_path) as node:
         for _ in range(2):
             with pytest.raises(NetworkError, match=r"E-NET-021 .*when `decod status` shows"):
-                await node.frontend.answer(request)
+                await node.answer(request)
             _Leading(node, options(tmp_path))
         node.progress.iteration += 1
-        assert (await node.frontend.answer(request))["iteration"] == 1
+        assert (await node.answer(request))["iteration"] == 1
 
 
 async def test_an_export_at_a_relay_names_the_leader(tmp_path: Path) -> None:
     expected = r"E-RUN-003 this node does not lead .*on the leader's host \(127.0.0.1:1\)"
     with make_node(tmp_path, leads=False) as node, pytest.raises(ConfigError, match=expected):
-        await node.frontend.answer({"command": "export", "path": str(tmp_path / "model")})
+        await node.answer({"command": "export", "path": str(tmp_path / "model")})
 
 
 async def test_work_in_a_thread_gives_its_error_and_does_not_hold_up_the_end() -> None:

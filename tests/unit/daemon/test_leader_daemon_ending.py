@@ -11,8 +11,8 @@ import pytest
 
 from decod.daemon import leader_daemon as module
 from decod.daemon.leader_daemon import _Leading
-from decod.daemon.node import Node
 from decod.daemon.node_errors import no_member
+from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.run_snapshot import SnapshotSources
 from decod.errors import DecodError, HardwareError
 from decod.net.join_string import JoinString
@@ -31,7 +31,7 @@ NOT_KEPT = "the model of iteration 9 is not kept: stage 1 has no member"
 class Ending:
     """A leader after iteration 9, which the test's operator ends."""
 
-    def __init__(self, folder: Path, node: Node) -> None:
+    def __init__(self, folder: Path, node: PipelineNode) -> None:
         self._said: list[str] = []
         self.posted: list[type] = []
         self._averages = False

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from decod.daemon import members as module
-from decod.daemon.node import Node
+from decod.daemon.pipeline_node import PipelineNode
 from decod.errors import ConfigError
 from decod.ids import NodeId
 from decod.protocol.core.effects import ContestBans
@@ -33,7 +33,7 @@ class Leading:
         lacking: Members that are gone, and without whom there is no quorum.
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: PipelineNode) -> None:
         self._node, self.posted = node, list[BansMade]()
         self.spare, self.lacking = {LIAR, HONEST}, tuple[NodeId, ...]()
         names = {LIAR: "brave-otter", HONEST: "brave-otter"}
@@ -59,7 +59,7 @@ class Leading:
         self._node._use_bans(event.bans)
 
 
-def at_leader(folder: Path, test: Callable[[Node, Leading], Awaitable[None]]) -> None:
+def at_leader(folder: Path, test: Callable[[PipelineNode, Leading], Awaitable[None]]) -> None:
     async def run() -> None:
         with make_node(folder) as node:
             core = Leading(node)
@@ -70,14 +70,14 @@ def at_leader(folder: Path, test: Callable[[Node, Leading], Awaitable[None]]) ->
     asyncio.run(run())
 
 
-async def shown(node: Node, text: str) -> dict[str, Any]:
-    answer = await node.frontend.answer({"command": "node_show", "node": text})
+async def shown(node: PipelineNode, text: str) -> dict[str, Any]:
+    answer = await node.answer({"command": "node_show", "node": text})
     found: dict[str, Any] = answer["node"]
     return found
 
 
 def test_a_ban_goes_to_the_core_with_the_term_and_the_evidence_to_the_log(tmp_path: Path) -> None:
-    async def test(node: Node, core: Leading) -> None:
+    async def test(node: PipelineNode, core: Leading) -> None:
         made = await node.members.ban(
             LIAR, reason="it lies", life_s=60.0, evidence="sketch 3 of 7 differs"
         )
@@ -95,7 +95,7 @@ def test_a_ban_goes_to_the_core_with_the_term_and_the_evidence_to_the_log(tmp_pa
 
 
 def test_the_node_that_is_meant_is_found_by_name_id_and_beginning(tmp_path: Path) -> None:
-    async def test(node: Node, core: Leading) -> None:
+    async def test(node: PipelineNode, core: Leading) -> None:
         for text in (NEWCOMER, NEWCOMER[:4], "calm-crane"):
             found = await shown(node, text)
             assert (found["id"], found["state"], found["role"]) == (
@@ -110,7 +110,7 @@ def test_the_node_that_is_meant_is_found_by_name_id_and_beginning(tmp_path: Path
             ConfigError, match=f"E-CFG-087 'brave-otter' names several .*{LIAR[:12]}"
         ):
             await shown(node, "brave-otter")
-        listed = await node.frontend.answer({"command": "node_list"})
+        listed = await node.answer({"command": "node_list"})
         states = {each["id"]: each["state"] for each in listed["nodes"]}
         assert states == {
             node.node_id: "leads",
@@ -124,7 +124,7 @@ def test_the_node_that_is_meant_is_found_by_name_id_and_beginning(tmp_path: Path
 
 @pytest.mark.parametrize("lacking", [True, False])
 def test_a_ban_that_leaves_no_quorum_is_refused(tmp_path: Path, lacking: bool) -> None:
-    async def test(node: Node, core: Leading) -> None:
+    async def test(node: PipelineNode, core: Leading) -> None:
         core.spare = {LIAR} if lacking else {HONEST}
         core.leading.lacking = (HONEST,) if lacking else ()
         with pytest.raises(ConfigError, match="E-CFG-084"):
@@ -139,7 +139,7 @@ def test_the_leader_makes_another_list_when_a_ban_has_ended(
 ) -> None:
     monkeypatch.setattr(module, "_RENEWAL_INTERVAL_S", 0.01)
 
-    async def test(node: Node, core: Leading) -> None:
+    async def test(node: PipelineNode, core: Leading) -> None:
         ban(node.part.membership, HONEST)
         ban(node.part.membership, LIAR, life_s=0.0)
         async with beside(node.members.keep_current()):
@@ -150,7 +150,7 @@ def test_the_leader_makes_another_list_when_a_ban_has_ended(
 
 
 def test_a_list_that_bans_the_leader_is_replaced(tmp_path: Path) -> None:
-    async def test(node: Node, core: Leading) -> None:
+    async def test(node: PipelineNode, core: Leading) -> None:
         elsewhere = new_data_node("elsewhere")
         ban(elsewhere, LIAR)
         theirs = ban(elsewhere, node.node_id)
@@ -163,7 +163,7 @@ def test_a_list_that_bans_the_leader_is_replaced(tmp_path: Path) -> None:
 
 
 def test_bans_that_can_not_be_kept_are_told_and_used(tmp_path: Path) -> None:
-    async def test(node: Node, core: Leading) -> None:
+    async def test(node: PipelineNode, core: Leading) -> None:
         folder = node.part.membership.folder
         assert folder is not None
         folder.parent.mkdir(parents=True, exist_ok=True)

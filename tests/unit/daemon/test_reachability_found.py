@@ -9,7 +9,7 @@ import pytest
 
 from decod.config.node_config import NodeConfig
 from decod.daemon import volunteer as module
-from decod.daemon.node import Node
+from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.volunteer import find_reach
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
@@ -76,7 +76,7 @@ def find(
         return answers.pop(0)
 
     monkeypatch.setattr(module, "why_unreached", why_unreached)
-    asyncio.run(find_reach(cast("Node", node), cast("PortMapper", mapper)))
+    asyncio.run(find_reach(cast("PipelineNode", node), cast("PortMapper", mapper)))
     assert not answers
 
 

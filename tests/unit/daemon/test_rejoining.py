@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from decod.daemon import rejoining as module
-from decod.daemon.node import Node
 from decod.daemon.node_errors import TemporaryError
+from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.rejoining import FAILURES_MAX, Rejoining
 from decod.errors import DecodError, HardwareError, NetworkError, RejectedError
 from decod.protocol.core.effects import Stop, StopReason
@@ -25,7 +25,7 @@ NO_PORT = NetworkError("port 7700 is taken", why="by another", fix="wait")
 class Life:
     """What a test sees of a life."""
 
-    def __init__(self, number: int, node: Node, lives: Rejoining[int]) -> None:
+    def __init__(self, number: int, node: PipelineNode, lives: Rejoining[int]) -> None:
         self.number, self.node, self.lives = number, node, lives
 
 

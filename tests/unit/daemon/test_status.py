@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from decod.daemon import status as module
-from decod.daemon.node import Node
+from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.progress_display import progress_text
 from decod.daemon.run_facts import facts_of
 from decod.errors import NetworkError
@@ -37,12 +37,12 @@ def documented_fields() -> set[str]:
     return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
-async def full_status(node: Node) -> dict[str, Any]:
+async def full_status(node: PipelineNode) -> dict[str, Any]:
     """What the operator of this node is shown."""
-    return await node.frontend.answer({"command": "status"})
+    return await node.answer({"command": "status"})
 
 
-def give_core(node: Node) -> NodeMachine:
+def give_core(node: PipelineNode) -> NodeMachine:
     """Give a node the core that `prepare` would, without what runs it."""
     identity = Identity(
         node_id=node.node_id,
@@ -142,7 +142,7 @@ async def test_the_leader_says_whom_an_empty_stage_needs(
         assert node.local_status()["message"] == f"waiting for {who} of stage 1{command}"
 
 
-def give_view(node: Node, *, leads: bool) -> NodeMachine:
+def give_view(node: PipelineNode, *, leads: bool) -> NodeMachine:
     """Give a node a core that is in a view with another data node; one of the two leads."""
     machine, me = give_core(node), node.node_id
     members = [

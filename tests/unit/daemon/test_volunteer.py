@@ -9,7 +9,7 @@ import pytest
 from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig, Spread
 from decod.daemon import volunteer as module
-from decod.daemon.node import Node
+from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.volunteer import take_part
 from decod.protocol.core.effects import Stop, StopReason
 from decod.run.run_config import RunConfig
@@ -65,7 +65,7 @@ async def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(
         finally:
             announced.append("given up")
 
-    async def prepare(_: Node) -> None:
+    async def prepare(_: PipelineNode) -> None:
         await asyncio.sleep(0)
 
     async def run_until_stopped(*_: Any) -> Stop:
@@ -73,8 +73,8 @@ async def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(
 
     monkeypatch.setattr(module, "announce", announce)
     monkeypatch.setattr(module, "run_until_stopped", run_until_stopped)
-    monkeypatch.setattr(Node, "use_reach", lambda *_: None)
-    monkeypatch.setattr(Node, "prepare", prepare)
+    monkeypatch.setattr(PipelineNode, "use_reach", lambda *_: None)
+    monkeypatch.setattr(PipelineNode, "prepare", prepare)
     with make_node(tmp_path, leads=False) as node:
         async with asyncio.timeout(10):
             stop = await take_part(node, ("127.0.0.1:1",))
