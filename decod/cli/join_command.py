@@ -72,7 +72,8 @@ def join(join_string: str | None, **options: Any) -> int:
     joins again by itself if it falls out of it. Ctrl-C finishes the work in hand, says goodbye and
     leaves.
     """
-    from decod.daemon.volunteer import JoinOptions, run_dry, run_join
+    from decod.daemon.demands import JoinOptions, run_dry
+    from decod.daemon.life import run_join
 
     text = join_string_of(join_string, options["join_file"], name="JOINSTRING")
     if text is None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from decod.config.schema import Manifest
 from decod.daemon.node_errors import TemporaryError
 from decod.daemon.reachability import useless_here
-from decod.daemon.run_facts import RunClock
+from decod.daemon.run_facts import RunClock, RunPart
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -45,6 +45,18 @@ class Contact:
     leader_address: str
     observed_address: str
     addresses: tuple[str, ...]
+
+    def part_of(self, membership: Membership) -> RunPart:
+        """Return a member's part in this run."""
+        return RunPart(
+            membership=membership,
+            run_id=self.run_id,
+            manifest=self.manifest,
+            charter=self.charter,
+            leader=self.leader,
+            leader_address=self.leader_address,
+            contacts=self.addresses,
+        )
 
 
 _NOT_YET = ("E-NET-004", "E-NET-023")

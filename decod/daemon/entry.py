@@ -208,14 +208,6 @@ class LeaderOptions:
     """File to which the join string is written when this node leads."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunEntry:
-    """A place in a run: this node's part in it, and the addresses of nodes to ask."""
-
-    part: RunPart
-    contacts: tuple[str, ...] = ()
-
-
 async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptions:
     """Return options that are fit for what has become of the last run of this name, if any.
 
@@ -347,7 +339,7 @@ class EntryFinder:
     """The manifest that follows from this host's run file and data."""
     data_dir: Path
 
-    async def join(self, text: str) -> RunEntry:
+    async def join(self, text: str) -> RunPart:
         """Become a member with a join string, and return a data node's place in the run.
 
         Raises:
@@ -361,7 +353,7 @@ class EntryFinder:
 
     async def seek(
         self, addresses: tuple[str, ...], membership: Membership, *, again: bool = False
-    ) -> RunEntry:
+    ) -> RunPart:
         """Find the run, compare its manifest with this host's, and return a data node's place.
 
         Args:
@@ -392,16 +384,8 @@ class EntryFinder:
                 fix="copy the leader's run file and its prepared data",
                 code="E-REJ-004",
             )
-        part = RunPart(
-            membership=membership,
-            run_id=contact.run_id,
-            manifest=manifest,
-            charter=contact.charter,
-            leader=contact.leader,
-            leader_address=contact.leader_address,
-            data_dir=self.data_dir,
-        )
-        return RunEntry(part, contact.addresses)
+        part = contact.part_of(membership)
+        return dataclasses.replace(part, manifest=manifest, data_dir=self.data_dir)
 
 
 def _new_run_id(root: bytes, manifest: Manifest) -> RunId:

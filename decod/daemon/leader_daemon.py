@@ -13,25 +13,23 @@ from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, carried_in, 
 from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
 from decod.daemon.contact import patiently
 from decod.daemon.desk import Desk
-from decod.daemon.entry import EntryFinder, LeaderOptions, RunEntry, continued, founded
+from decod.daemon.entry import EntryFinder, LeaderOptions, continued, founded
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
 from decod.daemon.exporting import CardFacts, complete_folder, export_model
-from decod.daemon.host import Host, Say
-from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.host import Host, Leaving, Say, run_until_left
+from decod.daemon.life import Life, announce, reach_of_data_node, take_part
 from decod.daemon.member_admission import found
 from decod.daemon.node_errors import not_begun, not_kept
 from decod.daemon.operator_requests import ends_with
 from decod.daemon.page.page_server import page_served
 from decod.daemon.pipeline_node import PipelineNode, shared_of
 from decod.daemon.progress_display import ProgressDisplay
-from decod.daemon.rejoining import Rejoining
 from decod.daemon.resume import Resumed, find_resumed, told_of
-from decod.daemon.run_facts import largest_state_bytes
+from decod.daemon.run_facts import RunPart, largest_state_bytes
 from decod.daemon.run_snapshot import SnapshotSources
 from decod.daemon.status import stage_keeper
 from decod.daemon.succession import publish_terms, seek_successor
 from decod.daemon.tracking.tracking import require_trackers
-from decod.daemon.volunteer import announce, reach_of_data_node, take_part
 from decod.data.corpus import open_corpus
 from decod.data.dataset import CacheConfig, Dataset
 from decod.errors import (
@@ -84,40 +82,35 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
         joining = EntryFinder(options, host, manifest, data_dir)
         if (join := options.join) is not None:
             told = JoinString.parse(join)
-            place = await unless_asked(patiently(lambda: joining.join(join), say, join=told))
+            part = await unless_asked(patiently(lambda: joining.join(join), say, join=told))
         else:
             membership = found(options.node.state_dir, manifest.run.name, host.identity, TERMS)
-            place = RunEntry(founded(options, membership, manifest, data_dir, resumed))
-        lives = Rejoining[RunEntry](host, say, rejoins=options.node.rejoins)
+            part = founded(options, membership, manifest, data_dir, resumed)
+        life = Life(host, say, rejoins=options.node.rejoins)
         checked: asyncio.Future[str] | None = None
 
-        async def live(place: RunEntry) -> Stop:
+        async def live(part: RunPart) -> Stop:
             nonlocal checked
-            again = lives.again
-            async with PipelineNode(
-                desk.config, place.part, host, say, dataset, again=again
-            ) as node:
-                lives.begins(node)
+            again = life.again
+            async with PipelineNode(desk.config, part, host, say, dataset, again=again) as node:
+                life.begins(node)
                 # Check the shards while torch loads.
                 checked = checked or in_thread(
                     lambda: check_shards(dataset, read_at_start_bytes(dataset))
                 )
-                if place.part.leader == own:
+                if part.leader == own:
                     stop = await _lead(node, options, checked)
                 else:
-                    stop = await _follow(node, options, place.contacts, checked)
-                others, member = node.contacts.addresses(others=True), place.part.membership
-                await lives.ended(node, stop, lambda: joining.seek(others, member, again=True))
+                    stop = await _follow(node, options, checked)
+                others, member = node.contacts.addresses(others=True), part.membership
+                await life.ended(node, stop, lambda: joining.seek(others, member, again=True))
             return stop
 
-        return await lives.run(place, live)
+        return await life.run(part, live)
 
 
 async def _follow(
-    node: PipelineNode,
-    options: LeaderOptions,
-    contacts: tuple[str, ...],
-    checked: "asyncio.Future[str]",
+    node: PipelineNode, options: LeaderOptions, checked: "asyncio.Future[str]"
 ) -> Stop:
     """Train as a further data node of a run, and lead it if elected."""
 
@@ -133,7 +126,7 @@ async def _follow(
 
     if not await node.unless_drained(_say_checked(node, checked)):
         return Stop(StopReason.DRAINED, "it had not begun to train")
-    return await take_part(node, contacts, lead)
+    return await take_part(node, lead)
 
 
 def cache_of(options: LeaderOptions, room: DiskRoom) -> CacheConfig:
@@ -189,7 +182,7 @@ async def _lead(node: PipelineNode, options: LeaderOptions, checked: "asyncio.Fu
         await _say_checked(node, checked)
         node.use_reach(reach_of_data_node(node.config))
         await node.prepare()
-        await announce(node, (), leads=True)
+        await announce(node, leads=True)
 
     if not await node.unless_drained(begin()):
         return Stop(StopReason.DRAINED, "it had not begun to train")

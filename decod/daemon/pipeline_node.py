@@ -24,9 +24,8 @@ from decod.daemon.data_supply import BlockSource, DataSupply, FolderSource, Stor
 from decod.daemon.device_owner import HostDevice, MeasuredHost
 from decod.daemon.disk_states import DiskStates, InitialStates, StoredChunks
 from decod.daemon.gateway import Gateway, PeerAnswers
-from decod.daemon.host import Host, Say
+from decod.daemon.host import Host, LeftEarlyError, Say
 from decod.daemon.known_hosts import describe_hosts
-from decod.daemon.leaving import LeftEarlyError
 from decod.daemon.members import Members
 from decod.daemon.metrics import CreditCounter, NodeMetrics, WatchedParts, iteration_log
 from decod.daemon.node import FLUSH_S, Node

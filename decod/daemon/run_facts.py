@@ -72,6 +72,8 @@ class RunPart:
     leader: NodeId
     leader_address: str = ""
     """Empty at the leader itself."""
+    contacts: tuple[str, ...] = ()
+    """Addresses of nodes of the run, as far as this node was told."""
     observed_address: str = ""
     """This host's IP address as the first peer saw it; empty if it is not to be used."""
     stage_index: int | None = None

@@ -46,7 +46,7 @@ _MODULES = (
     "decod.cli.leader_command",
     "decod.cli.join_command",
     "decod.daemon.leader_daemon",
-    "decod.daemon.volunteer",
+    "decod.daemon.life",
     "decod.worker.job_methods",
 )
 

@@ -271,7 +271,7 @@ def test_only_the_commands_hold_the_whole_node() -> None:
         for path in python_files("decod/daemon")
         if "decod.daemon.pipeline_node" in set(imported_modules(path))
     }
-    assert holders == {"leader_daemon", "volunteer"}
+    assert holders == {"leader_daemon", "life"}
 
 
 def test_exit_codes_are_written_in_one_place() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 from decod.config.node_config import NodeConfig, parse_listen
 from decod.config.terms import RunTerms
-from decod.daemon.host import Host
-from decod.daemon.leaving import Leaving, run_until_left
+from decod.daemon.host import Host, Leaving, run_until_left
 from decod.daemon.peer.loop_link import LoopFacts, LoopLink, LoopMessage
 from decod.daemon.peer.peer_entry import EntryWay, free_folders
 from decod.daemon.peer.peer_node import PeerNode

@@ -246,9 +246,7 @@ def test_a_line_with_spaces_in_it_need_not_be_quoted(
     monkeypatch: pytest.MonkeyPatch, place: list[str]
 ) -> None:
     seen = []
-    monkeypatch.setattr(
-        "decod.daemon.volunteer.run_join", lambda options, _: seen.append(options) or 0
-    )
+    monkeypatch.setattr("decod.daemon.life.run_join", lambda options, _: seen.append(options) or 0)
     assert main(["join", "decod", "join", TEXT[:50], TEXT[50:], "--stage", "1", *place]) == 0
     assert JoinString.parse(seen[0].join_string) == JoinString.parse(TEXT)
     assert seen[0].stage_index == 1
@@ -270,8 +268,8 @@ def test_the_last_line_says_what_to_do_next(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("decod.daemon.volunteer.run_join", lambda *_: 0)
-    monkeypatch.setattr("decod.daemon.volunteer.run_dry", lambda *_: 0)
+    monkeypatch.setattr("decod.daemon.life.run_join", lambda *_: 0)
+    monkeypatch.setattr("decod.daemon.demands.run_dry", lambda *_: 0)
     assert main(["join", TEXT, *options]) == 0
     assert capfd.readouterr().out == f"next: {following}\n"
 
@@ -292,9 +290,7 @@ def test_only_a_port_that_nobody_has_chosen_may_be_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
-    monkeypatch.setattr(
-        "decod.daemon.volunteer.run_join", lambda options, _: seen.append(options) or 0
-    )
+    monkeypatch.setattr("decod.daemon.life.run_join", lambda options, _: seen.append(options) or 0)
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
     assert main(["join", TEXT, *arguments]) == 0

@@ -14,8 +14,8 @@ from decod.cli.main import main
 from decod.cli.node_options import speaking
 from decod.config import NodeConfig
 from decod.config.node_config import RESUME_AUTO, Recompute, default_state_dir
+from decod.daemon.demands import JoinOptions
 from decod.daemon.entry import LeaderOptions
-from decod.daemon.volunteer import JoinOptions
 from decod.errors import DataError, NotRunningError, RejectedError
 
 Seen = list[Any]
@@ -32,7 +32,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         return 0
 
     monkeypatch.setattr("decod.daemon.leader_daemon.run_leader", run)
-    monkeypatch.setattr("decod.daemon.volunteer.run_join", run)
+    monkeypatch.setattr("decod.daemon.life.run_join", run)
     return box
 
 

@@ -140,8 +140,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for target in (
-        "decod.daemon.volunteer.run_join",
-        "decod.daemon.volunteer.run_dry",
+        "decod.daemon.life.run_join",
+        "decod.daemon.demands.run_dry",
         "decod.daemon.leader_daemon.run_leader",
         "decod.cli.demo_command.play",
         "decod.lab.study.study_runs.run_grid",

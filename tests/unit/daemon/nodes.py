@@ -7,8 +7,7 @@ from typing import cast
 
 from decod.config.node_config import NodeConfig
 from decod.config.schema import Manifest
-from decod.daemon.host import Host
-from decod.daemon.leaving import Leaving
+from decod.daemon.host import Host, Leaving
 from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.run_facts import RunPart
 from decod.driver.driver import NodeDriver

@@ -14,8 +14,7 @@ from decod.config.node_config import NodeConfig
 from decod.daemon import pipeline_node as node_module
 from decod.daemon import reachability
 from decod.daemon.device_owner import HostDevice, MeasuredHost
-from decod.daemon.host import Host
-from decod.daemon.leaving import Leaving
+from decod.daemon.host import Host, Leaving
 from decod.daemon.pipeline_node import PipelineNode
 from decod.daemon.reachability import advertised
 from decod.errors import ConfigError, HardwareError, NetworkError

@@ -113,7 +113,7 @@ def test_a_further_data_node_joins_with_the_same_run_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = Joining(monkeypatch).place(tmp_path)
-    assert (place.part.run_id, place.part.leader) == (RUN_ID, STRANGER)
+    assert (place.run_id, place.leader) == (RUN_ID, STRANGER)
     assert place.contacts == ("127.0.0.1:1", "127.0.0.1:2")
 
 
@@ -130,7 +130,7 @@ def test_a_further_data_node_needs_no_folder_of_the_given_weights(
     for again in (False, True):
         joining = Joining(monkeypatch, initial_weights="a" * 64)
         place = joining.place(tmp_path, again=again)
-        assert place.part.manifest.initial_weights == "a" * 64
+        assert place.manifest.initial_weights == "a" * 64
 
 
 async def test_the_last_iteration_is_always_shown(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from decod.config.node_config import NodeConfig
-from decod.daemon.host import Host
-from decod.daemon.leaving import Leaving
+from decod.daemon.host import Host, Leaving
 from decod.daemon.page import app as http
 from decod.daemon.page import page_server as server
 from decod.daemon.page.app import HEAD_SIZE_MAX_BYTES, POLICY

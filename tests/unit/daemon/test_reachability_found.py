@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from decod.config.node_config import NodeConfig
-from decod.daemon import volunteer as module
+from decod.daemon import life as module
+from decod.daemon.life import find_reach
 from decod.daemon.pipeline_node import PipelineNode
-from decod.daemon.volunteer import find_reach
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.net.interfaces import PortMapper

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from decod.daemon import rejoining as module
+from decod.daemon import life as module
+from decod.daemon.life import FAILURES_MAX, Life
 from decod.daemon.node_errors import TemporaryError
 from decod.daemon.pipeline_node import PipelineNode
-from decod.daemon.rejoining import FAILURES_MAX, Rejoining
 from decod.errors import DecodError, HardwareError, NetworkError, RejectedError
 from decod.protocol.core.effects import Stop, StopReason
 from decod.tasks import Backoff
@@ -22,10 +22,10 @@ NO_DEVICE = HardwareError("no such device", why="it is gone", fix="look")
 NO_PORT = NetworkError("port 7700 is taken", why="by another", fix="wait")
 
 
-class Life:
+class Seen:
     """What a test sees of a life."""
 
-    def __init__(self, number: int, node: PipelineNode, lives: Rejoining[int]) -> None:
+    def __init__(self, number: int, node: PipelineNode, lives: Life) -> None:
         self.number, self.node, self.lives = number, node, lives
 
 
@@ -35,7 +35,7 @@ def live(
     ends: list[Stop | DecodError],
     *,
     rejoins: bool = True,
-    look: Callable[[Life], None] = lambda _: None,
+    look: Callable[[Seen], None] = lambda _: None,
 ) -> tuple[int, list[str]]:
     """Returns the exit code of a daemon whose lives end so, and what it said."""
     lines = list[str]()
@@ -44,7 +44,7 @@ def live(
     async def within() -> int:
         with make_node(folder, leads=False) as node:
             host = node._host
-            lives = Rejoining[int](host, lines.append, rejoins=rejoins)
+            lives = Life(host, lines.append, rejoins=rejoins)
             node.say = lines.append
 
             async def seek() -> int:
@@ -52,11 +52,11 @@ def live(
                 return 1
 
             async def one_life(found: int) -> Stop:
-                assert found == (lives._away is not None)
+                assert found == lives.again
                 end = ends.pop(0)
                 lives.begins(node)
                 assert lives.again == bool(found)
-                look(Life(len(ends), node, lives))
+                look(Seen(len(ends), node, lives))
                 if isinstance(end, DecodError):
                     raise end
                 await lives.ended(node, end, seek)
@@ -113,7 +113,7 @@ def test_an_error_at_the_end_of_the_run_is_no_reason_to_come_back(
 ) -> None:
     """A leader may have been elected in a later life, and its disk be full."""
 
-    def take_part(life: Life) -> None:
+    def take_part(life: Seen) -> None:
         if not life.number:
             give_driver(life.node, object())
 
@@ -137,7 +137,7 @@ def test_who_is_to_leave_does_not_come_back(
 ) -> None:
     """Asked when it had stopped already."""
 
-    def ask(life: Life) -> None:
+    def ask(life: Seen) -> None:
         life.node._leaving.asked.set()
 
     code, lines = live(tmp_path, monkeypatch, [LOST, DONE], look=ask)

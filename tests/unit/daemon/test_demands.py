@@ -8,8 +8,8 @@ import pytest
 from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig, Spread
 from decod.config.schema import Manifest
-from decod.daemon import volunteer as module
-from decod.daemon.volunteer import JoinOptions, run_dry
+from decod.daemon import demands as module
+from decod.daemon.demands import JoinOptions, run_dry
 from decod.errors import HardwareError
 from decod.membership.identity import load_or_create_identity
 from decod.membership.tokens import Token

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from decod.daemon import rejoining as module
+from decod.daemon import life as module
 from decod.daemon.control import ask
-from decod.daemon.leaving import LeftEarlyError
-from decod.daemon.rejoining import SuspendedNode
+from decod.daemon.host import LeftEarlyError
+from decod.daemon.life import Life
 from decod.errors import ConfigError, DecodError, NetworkError, RejectedError
 from decod.net.channel import banned
 from decod.protocol.core.effects import Stop, StopReason
@@ -68,18 +68,13 @@ def leave(
 
     async def within() -> str | None:
         with make_node(folder, leads=False) as node, node._leaving:
-            away = SuspendedNode(
-                node.local_status(),
-                seek,
-                Stop(StopReason.PAUSED if paused else StopReason.REMOVED, "its link was cut"),
-                membership=node.part.membership,
-                say=lines.append,
-                leaving=node._leaving.asked,
-            )
+            life = Life(node._host, lines.append, rejoins=True)
+            life._backoff = backoff or Asleep()
+            reason = StopReason.PAUSED if paused else StopReason.REMOVED
             async with node._host.tended():
-                await node._host.present(away)
-                finding = away.until_found(backoff or Asleep())
-                waiting = asyncio.create_task(node._leaving.unless_asked(finding))
+                await life.ended(node, Stop(reason, "its link was cut"), seek)
+                lines.clear()
+                waiting = asyncio.create_task(node._leaving.unless_asked(life.until_found()))
                 await test(request)
                 try:
                     return await waiting

@@ -8,9 +8,10 @@ import pytest
 
 from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig, Spread
-from decod.daemon import volunteer as module
+from decod.daemon import life as module
+from decod.daemon.demands import tell_demands
+from decod.daemon.life import take_part
 from decod.daemon.pipeline_node import PipelineNode
-from decod.daemon.volunteer import take_part
 from decod.protocol.core.effects import Stop, StopReason
 from decod.run.run_config import RunConfig
 from decod.texts import size_text
@@ -21,7 +22,7 @@ from tests.unit.daemon.test_memory import llama_8b
 def test_before_it_joins_it_says_what_the_run_takes_of_this_host(tmp_path: Path) -> None:
     run, lines = RunConfig(name="my-run"), list[str]()
     config = NodeConfig(state_dir=tmp_path, moves_port=True, upload_max_mbit=5.0, device="cuda:1")
-    module._tell(run, 2, config, lines.append)
+    tell_demands(run, 2, config, lines.append)
     assert lines[0].startswith("joining my-run: llama with ")
     titles = [line[:12].strip() for line in lines[1:]]
     assert titles == ["downloads", "opens", "device", "memory", "disk", "upload"]
@@ -48,7 +49,7 @@ def test_with_several_devices_it_says_both_ways_to_use_them(tmp_path: Path) -> N
     ):
         lines = list[str]()
         config = NodeConfig(state_dir=tmp_path, device="cuda:0,cuda:1", spread=choice)
-        module._tell(run, 1, config, lines.append)
+        tell_demands(run, 1, config, lines.append)
         (line,) = (line for line in lines if line.startswith("memory"))
         assert line.startswith(f"memory      at least {expected} for a stage, and ")
 
@@ -77,6 +78,6 @@ async def test_nothing_waits_for_a_dht_of_nodes_that_are_gone(
     monkeypatch.setattr(PipelineNode, "prepare", prepare)
     with make_node(tmp_path, leads=False) as node:
         async with asyncio.timeout(10):
-            stop = await take_part(node, ("127.0.0.1:1",))
+            stop = await take_part(node)
     assert stop.reason is StopReason.FINISHED
     assert announced == ["begun", "given up"]

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from decod.daemon import leaving as module
-from decod.daemon.leaving import Leaving, LeftEarlyError, run_until_left
+from decod.daemon import host as module
+from decod.daemon.host import Leaving, LeftEarlyError, run_until_left
 from decod.process import LEAVE_SIGNALS
 from tests.waiting import wait_until
 
