@@ -111,11 +111,6 @@ class HostDevice:
         return self._arena
 
     @property
-    def started(self) -> bool:
-        """Whether the compute process has been started. It may have ended since."""
-        return self._compute is not None
-
-    @property
     def gone(self) -> bool:
         """Whether the compute process has ended, and the state on the device is lost."""
         return self._compute is not None and self._compute.ended.done()
@@ -123,7 +118,7 @@ class HostDevice:
     async def start(self) -> None:
         """Start the compute process. `close` must be called even if this fails."""
         try:
-            self._arena = self._make_arena()
+            self._arena = ArenaAllocator(arena_bytes(self._part.run, self._config))
             log_path = self._config.state_dir / "compute.log"
             self._compute = await ComputeProcess.start(
                 self._arena, log_path=log_path, watch=self._watch
@@ -158,10 +153,6 @@ class HostDevice:
     def _ended(self, ended: "asyncio.Future[str]") -> None:
         if not ended.cancelled():
             self._note("worker.died", reason=ended.result())
-
-    def _make_arena(self) -> ArenaAllocator:
-        """Return an arena with room for all tensors that this node may have to hold."""
-        return ArenaAllocator(arena_bytes(self._part.run, self._config))
 
     async def measure(self, say: Callable[[str], None]) -> MeasuredHost:
         """Configure the compute process and measure it. `say` takes the device in use."""

@@ -6,8 +6,6 @@ that another host leads.
 
 import asyncio
 import dataclasses
-import hashlib
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ from decod.daemon.member_admission import enter, known_membership, make_usable
 from decod.daemon.node_errors import TemporaryError
 from decod.daemon.node_folder import KnownPeers, LastRun
 from decod.daemon.resume import Resumed, has_checkpoint
-from decod.daemon.run_facts import RunPart
+from decod.daemon.run_facts import RunPart, new_run_id
 from decod.errors import ConfigError, DecodError, RejectedError
 from decod.ids import RunId
 from decod.membership.certificates import peer_name
@@ -34,7 +32,6 @@ from decod.net.channel import UnansweredError
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
 from decod.tasks import cancelled, in_thread
-from decod.texts import base32
 
 # --- whether the run goes on elsewhere -----------------------------------------------------------
 # A check that a run does not go on elsewhere, before a former member begins another run.
@@ -315,7 +312,7 @@ def founded(
     resumed: Resumed | None,
 ) -> RunPart:
     """Return this node's part in a new run: the leader's."""
-    run_id = _new_run_id(membership.root, manifest)
+    run_id = new_run_id(membership.root, manifest.sha256)
     return RunPart(
         membership=membership,
         run_id=run_id,
@@ -386,8 +383,3 @@ class EntryFinder:
             )
         part = contact.part_of(membership)
         return dataclasses.replace(part, manifest=manifest, data_dir=self.data_dir)
-
-
-def _new_run_id(root: bytes, manifest: Manifest) -> RunId:
-    parts = (root, manifest.sha256.encode(), secrets.token_bytes(16))
-    return RunId(base32(hashlib.sha256(b"".join(parts)).digest())[:26])

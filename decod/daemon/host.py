@@ -164,13 +164,12 @@ class Host:
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         self.credit = CreditLedger(config.state_dir)
-        self._names: Callable[[str], str | None] = lambda _: None
         self._sole_use: SoleUse | None = None
         try:
             self.identity = load_or_create_identity(config.state_dir)
             self._sole_use = SoleUse(self.identity, config.state_dir)
             self.files = raise_limit()
-            self.log = LogContext({"node_id": self.identity.node_id}, self._name_of)
+            self.log = LogContext({"node_id": self.identity.node_id})
             self.terminal = PatientTerminal(2)
             """Takes the lines of the log, and shows progress below them."""
             log_path = config.state_dir / "node.log"
@@ -178,13 +177,6 @@ class Host:
         except BaseException:
             self._let_go()
             raise
-
-    def use_names(self, name_of: Callable[[str], str | None]) -> None:
-        """Name other nodes in the log as `name_of` does, which takes their ids, from now on."""
-        self._names = name_of
-
-    def _name_of(self, node: str) -> str | None:
-        return self._names(node)
 
     @asynccontextmanager
     async def tended(self) -> AsyncIterator[None]:

@@ -213,11 +213,6 @@ def _where(options: LeaderOptions) -> str:
     return " ".join((shlex.quote(str(options.run_file.path)), options.node.arguments, *words))
 
 
-def _say_way_back(options: LeaderOptions, say: Say) -> None:
-    """Tell the operator of a data node that has left how it comes back, while others go on."""
-    say(f"next: decod leader {_where(options)} --resume auto takes part again")
-
-
 def _no_device() -> HardwareError:
     return HardwareError(
         "this host's compute process has ended",
@@ -305,8 +300,9 @@ class _Leading:
             ConfigError: A token or the file can't be written.
         """
         part, invitations = self._node.part, self._node.invitations
+        batch = part.run.batch
         invitations.invite(Role.RELAY)
-        if part.has_several_data_nodes and part.membership.root_key is not None:
+        if batch.num_data_nodes > 1 and part.membership.root_key is not None:
             invitations.invite(Role.DATA)
         self._show_join_strings()
         self._write_join_string()
@@ -358,7 +354,9 @@ class _Leading:
             await self._checkpoints.close()
         if stop.reason is StopReason.DRAINED:
             self._say(f"left the run: {stop.detail}")
-            _say_way_back(self._options, self._say)
+            # The others go on.
+            again = f"decod leader {_where(self._options)} --resume auto"
+            self._say(f"next: {again} takes part again")
         elif stop.reason not in (StopReason.SUPERSEDED, StopReason.BANNED):
             # A leader that was replaced has nothing to resume: the run goes on.
             self._tell_end(stop)

@@ -23,12 +23,11 @@ from decod.daemon.invitations import Invitations
 from decod.daemon.member_admission import keep_renewed
 from decod.daemon.node_folder import KnownPeers, tell_unkept
 from decod.daemon.reachability import AddressDoubts, advertised, listen
-from decod.daemon.run_facts import RunClock
+from decod.daemon.run_facts import NodePart
 from decod.daemon.succession import Contacts
-from decod.ids import NodeId, RunId
+from decod.ids import NodeId
 from decod.journal.journal import Journal
-from decod.membership.credential import Statement
-from decod.membership.papers import TERMS, Membership
+from decod.membership.papers import TERMS
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Tokens
 from decod.net.ask import HelloInfo, HelloRequest
@@ -41,30 +40,6 @@ from decod.tasks import in_thread
 
 FLUSH_S = 3.0
 """Timeout of sending the last messages to the peers."""
-
-
-class NodePart(Protocol):
-    """A node's part in a run, of whatever kind."""
-
-    @property
-    def membership(self) -> Membership:
-        """Its own."""
-
-    @property
-    def run_id(self) -> RunId:
-        """The run."""
-
-    @property
-    def charter(self) -> Statement:
-        """A data node's word that the run and its description belong together."""
-
-    @property
-    def observed_address(self) -> str:
-        """This host's IP address as the first peer saw it; empty if it is not to be used."""
-
-    @property
-    def clock(self) -> RunClock:
-        """The clock by which records in the DHT go."""
 
 
 class NodeGateway(PeerHandler, Protocol):

@@ -185,7 +185,7 @@ class PipelineNode(Node):
             **self.invitations.commands(),
             **self.members.commands(),
         }
-        host.use_names(gateway.book.name_of)
+        host.log.use_names(gateway.book.name_of)
         self._journal.follow(
             self.progress,
             host.history,
@@ -200,13 +200,14 @@ class PipelineNode(Node):
 
     def _make_gateway(self) -> Gateway:
         part = self.part
+        gives_initial = part.init_dir is not None or part.checkpoint_dir is not None
         answers = PeerAnswers(
             name=self.name,
             hello=self._hello,
             address=lambda: self.address,
             status=lambda: json.dumps(for_members(self.local_status())),
             find_kept=lambda request: self.states.find(request),  # noqa: PLW0108 - made later.
-            initial=InitialStates(part) if part.gives_initial else None,
+            initial=InitialStates(part) if gives_initial else None,
         )
         return Gateway(
             part.run_id,
@@ -354,7 +355,7 @@ class PipelineNode(Node):
                 keep_vote=self._keep_vote,
                 on_bans=self.members.carry_out,
                 on_note=lambda note: self.note(note.event, **dict(note.fields)),
-                on_work=_all_of(self.work.count, self.iterations.count, self.credit.count),
+                on_work=self._count,
                 on_run_complete=lambda _: self.completed.set(),
             ),
         )
@@ -478,7 +479,13 @@ class PipelineNode(Node):
             return await self._duties.export(request)
         if self.part.leader == self.node_id:
             raise not_begun()
-        raise _not_leading(self.part)
+        raise ConfigError(
+            "this node does not lead the run",
+            why="only the leader can put all stages together",
+            fix=f"run the command on the leader's host ({self.part.leader_address}), with its "
+            "--state-dir",
+            code="E-RUN-003",
+        )
 
     async def _keep_vote(self, promise: Promise) -> bool:
         unkept = await in_thread(lambda: self._votes.keep(promise))
@@ -509,6 +516,11 @@ class PipelineNode(Node):
                 self._remember_members(facts.view)
                 if self._duties is not None:
                     self._duties.members_changed()
+
+    def _count(self, work: CountWork) -> None:
+        self.work.count(work)
+        self.iterations.count(work)
+        self.credit.count(work)
 
     def _remember_members(self, view: View) -> None:
         self._files.tell_if_few(len(view.members) - 1, self.note)
@@ -541,26 +553,7 @@ def _failed(context: dict[str, Any], files: FileLimit, note: Callable[..., None]
     _log.error("task.failed", exc_info=error, extra={"event": "task.failed", "fields": fields})
 
 
-def _not_leading(part: RunPart) -> ConfigError:
-    return ConfigError(
-        "this node does not lead the run",
-        why="only the leader can put all stages together",
-        fix=f"run the command on the leader's host ({part.leader_address}), with its --state-dir",
-        code="E-RUN-003",
-    )
-
-
 async def _ask_receipt(part: RunPart, issuer: Member) -> ReceiptAnswer:
     return await ask_receipt(
         issuer.address, issuer.node_id, part.run_id, part.membership, timeout_s=_RECEIPT_S
     )
-
-
-def _all_of(*counters: Callable[[CountWork], None]) -> Callable[[CountWork], None]:
-    """Return a function that tells several others."""
-
-    def tell(work: CountWork) -> None:
-        for count in counters:
-            count(work)
-
-    return tell

@@ -1,5 +1,7 @@
 """A node's part in a run, and what follows from its manifest: facts, and sizes of tensors."""
 
+import hashlib
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from decod.protocol.core.context import RunFacts
 from decod.protocol.core.view import Duty, Role
 from decod.run.model_config import ModelDtype
 from decod.run.run_config import Organisation, RunConfig
+from decod.texts import base32
 from decod.train.checkpoint.entries import moments_of, size_bytes_of, state_tensors
 from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.places import Folder
@@ -61,21 +64,28 @@ class RunClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunPart:
-    """This node's part in the run, as its command decided."""
+class NodePart:
+    """A node's part in a run, of whatever kind."""
 
     membership: Membership
     run_id: RunId
-    manifest: Manifest
     charter: Statement
-    """A data node's word that the two belong together."""
+    """A data node's word that the run and its description belong together."""
+    contacts: tuple[str, ...] = ()
+    """Addresses of nodes that may be there, as far as this node was told."""
+    observed_address: str = ""
+    """This host's IP address as the first peer saw it; empty if it is not to be used."""
+    clock: RunClock = field(default_factory=RunClock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPart(NodePart):
+    """A node's part in a run that trains a model in stages, as its command decided."""
+
+    manifest: Manifest
     leader: NodeId
     leader_address: str = ""
     """Empty at the leader itself."""
-    contacts: tuple[str, ...] = ()
-    """Addresses of nodes of the run, as far as this node was told."""
-    observed_address: str = ""
-    """This host's IP address as the first peer saw it; empty if it is not to be used."""
     stage_index: int | None = None
     serves: bool = False
     """This host is reliable: where stages have servers, it is one."""
@@ -87,7 +97,6 @@ class RunPart:
     """The checkpoint from which the run goes on. Its hash is the manifest's `initial_weights`."""
     checkpoint_chunks: ChunkHashes = field(default_factory=dict)
     """The hashes of its chunks, if this node has checked it."""
-    clock: RunClock = field(default_factory=RunClock)
 
     @property
     def role(self) -> Role:
@@ -102,20 +111,11 @@ class RunPart:
         return self.manifest.run
 
     @property
-    def has_several_data_nodes(self) -> bool:
-        return self.run.batch.num_data_nodes > 1
-
-    @property
     def beginning(self) -> str:
         """The event by which this node's life in the run begins."""
         if self.leader != self.membership.node_id:
             return "run.entered"
         return "run.started" if self.checkpoint_dir is None else "run.resumed"
-
-    @property
-    def gives_initial(self) -> bool:
-        """Whether all others take their initial state from this node."""
-        return self.init_dir is not None or self.checkpoint_dir is not None
 
 
 def facts_of(manifest: Manifest) -> RunFacts:
@@ -127,6 +127,17 @@ def facts_of(manifest: Manifest) -> RunFacts:
         start_iteration=manifest.start_iteration,
         initial_from_leader=manifest.initial_weights != "seed",
     )
+
+
+def new_run_id(root: bytes, sha256: str) -> RunId:
+    """Return an id for a new run.
+
+    Args:
+        root: The public key of the run's root.
+        sha256: Of the run's description.
+    """
+    parts = (root, sha256.encode(), secrets.token_bytes(16))
+    return RunId(base32(hashlib.sha256(b"".join(parts)).digest())[:26])
 
 
 def num_nodes_least(run: RunConfig) -> int:

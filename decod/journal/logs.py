@@ -47,6 +47,10 @@ class LogContext:
     name_of: Callable[[str], str | None] = lambda _: None
     """Returns the name of the node with this id, if known. The text log shows it beside the id."""
 
+    def use_names(self, name_of: Callable[[str], str | None]) -> None:
+        """Name other nodes as `name_of` does, which takes their ids, from now on."""
+        self.name_of = name_of
+
     def named(self, fields: Mapping[str, object]) -> dict[str, object]:
         """Return fields with ids of nodes shortened, and the names of those that are known."""
         named = dict(list(fields.items())[:NUM_FIELDS_MAX])

@@ -11,7 +11,7 @@ from decod.config.node_config import NodeConfig, parse_listen
 from decod.config.terms import RunTerms
 from decod.daemon.host import Host, Leaving, run_until_left
 from decod.daemon.peer.loop_link import LoopFacts, LoopLink, LoopMessage
-from decod.daemon.peer.peer_entry import EntryWay, free_folders
+from decod.daemon.peer.peer_entry import begin, free_folders, join_run
 from decod.daemon.peer.peer_node import PeerNode
 from decod.errors import ConfigError, DecodError
 from decod.exit_codes import ExitCode
@@ -121,11 +121,12 @@ async def _serve(link: LoopLink) -> int:
         leaving = stack.enter_context(Leaving(say))
         config, host = settle(settings, leaving)
         stack.enter_context(host)
-        entry = EntryWay(loop.terms, host, say)
         await stack.enter_async_context(host.tended())
 
         async def enter() -> PeerNode:
-            part = await (entry.join(settings["join"]) if settings["join"] else entry.begin())
+            join, terms = settings["join"], loop.terms
+            entering = join_run(join, terms, host, say) if join else begin(terms, host, say)
+            part = await entering
             node = PeerNode(loop, part, config, host, link, say)
             return await stack.enter_async_context(node)
 

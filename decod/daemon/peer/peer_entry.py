@@ -1,7 +1,5 @@
 """A peer's way into a collaborative run: it begins one, goes on with one, or joins one."""
 
-import hashlib
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,16 +10,14 @@ from decod.daemon.host import Host, Say
 from decod.daemon.member_admission import enter, found, make_usable
 from decod.daemon.node_folder import KnownPeers, is_in_use
 from decod.daemon.reachability import useless_here
-from decod.daemon.run_facts import RunClock
+from decod.daemon.run_facts import NodePart, RunClock, new_run_id
 from decod.errors import DecodError, NetworkError
-from decod.ids import NodeId, RunId
-from decod.membership.credential import Statement
+from decod.ids import NodeId
 from decod.membership.papers import TERMS, Membership
 from decod.membership.statements import new_charter
 from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
-from decod.texts import base32
 
 # --- state folders -------------------------------------------------------------------------------
 # The state folders of training loops that have chosen none.
@@ -49,99 +45,81 @@ def folders_in_use() -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerPart:
+class PeerPart(NodePart):
     """A peer's part in a run."""
 
-    membership: Membership
-    run_id: RunId
     terms: RunTerms
-    charter: Statement
-    """A data node's word that the two belong together."""
-    contacts: tuple[str, ...] = ()
-    """Addresses of peers that may be there."""
     known: tuple[tuple[NodeId, str], ...] = ()
     """Peers that have answered, and where."""
-    observed_address: str = ""
-    """This host's IP address as the first peer saw it."""
-    clock: RunClock
 
 
-class EntryWay:
-    """The way of one peer into its run.
+async def begin(terms: RunTerms, host: Host, say: Say) -> PeerPart:
+    """Begin a run of this host's, or go on with the last one of its name.
 
     Args:
         terms: What this peer's script says of the run.
         host: This host.
         say: Takes lines for the user.
+
+    Raises:
+        DecodError: The root's key can't be used, or the run goes on under other terms.
     """
+    terms.check()
+    membership = found(host.state_dir, terms.run, host.identity, TERMS)
+    known = KnownPeers(host.state_dir)
+    last = known.newest(terms.run)
+    contacts = known.find(membership.root)
+    run_id = new_run_id(membership.root, terms.sha256)
+    if last is not None and last.root == membership.root:
+        try:
+            return await _entered(terms, membership, contacts)
+        except NetworkError:
+            say("none of the hosts that were in this run answers: it begins anew")
+    charter = new_charter(membership, run_id, terms.to_json())
+    return PeerPart(membership=membership, run_id=run_id, terms=terms, charter=charter)
 
-    def __init__(self, terms: RunTerms, host: Host, say: Say) -> None:
-        self._terms, self._host, self._say = terms, host, say
-        self._state_dir = host.state_dir
 
-    async def begin(self) -> PeerPart:
-        """Begin a run of this host's, or go on with the last one of its name.
+async def join_run(text: str, terms: RunTerms, host: Host, say: Say) -> PeerPart:
+    """Join the run of a join string. For the other arguments see `begin`.
 
-        Raises:
-            DecodError: The root's key can't be used, or the run goes on under other terms.
-        """
-        terms = self._terms
-        terms.check()
-        membership = found(self._state_dir, terms.run, self._host.identity, TERMS)
-        known = KnownPeers(self._state_dir)
-        last = known.newest(terms.run)
-        contacts = known.find(membership.root)
-        run_id = _new_run_id(membership.root, terms)
-        if last is not None and last.root == membership.root:
-            try:
-                return await self._enter(membership, contacts)
-            except NetworkError:
-                self._say("none of the hosts that were in this run answers: it begins anew")
-        charter = new_charter(membership, run_id, terms.to_json())
-        return PeerPart(
-            membership=membership, run_id=run_id, terms=terms, charter=charter, clock=RunClock()
-        )
+    Raises:
+        NetworkError: The string is damaged, or nobody answers.
+        RejectedError: This host is not admitted, or its script differs from the run's terms.
+    """
+    join, state_dir = JoinString.parse(text), host.state_dir
+    # Whoever has a data node's token may admit others, and goes on to do so.
+    role = Role.RELAY if join.token is None else join.token.role
 
-    async def join(self, text: str) -> PeerPart:
-        """Join the run of a join string.
+    async def seek() -> PeerPart:
+        membership = await enter(join, role, state_dir, host.identity)
+        return await _entered(terms, membership, KnownPeers(state_dir).addresses_of(join))
 
-        Raises:
-            NetworkError: The string is damaged, or nobody answers.
-            RejectedError: This host is not admitted, or its script differs from the run's terms.
-        """
-        join, state_dir = JoinString.parse(text), self._state_dir
-        # Whoever has a data node's token may admit others, and goes on to do so.
-        role = Role.RELAY if join.token is None else join.token.role
+    return await patiently(seek, say, join=join)
 
-        async def seek() -> PeerPart:
-            membership = await enter(join, role, state_dir, self._host.identity)
-            return await self._enter(membership, KnownPeers(state_dir).addresses_of(join))
 
-        return await patiently(seek, self._say, join=join)
-
-    async def _enter(self, membership: Membership, addresses: tuple[str, ...]) -> PeerPart:
-        """Return this peer's part in the run of those who answer at some addresses."""
-        await make_usable(membership, addresses)
-        info, address = await _first_info(membership, addresses)
-        theirs = RunTerms.from_json(info.manifest_json)
-        self._terms.require_same(theirs)
-        clock = RunClock()
-        clock.compare(info.clock_s)
-        known = [(info.node_id, address)]
-        if info.leader is not None and info.leader_address:
-            if unfit := await useless_here(info.leader_address, address):
-                raise unfit
-            known.append((info.leader, info.leader_address))
-        return PeerPart(
-            membership=membership,
-            run_id=info.run_id,
-            terms=theirs,
-            charter=info.charter,
-            contacts=addresses,
-            known=tuple(each for each in dict.fromkeys(known) if each[0] != membership.node_id),
-            observed_address=info.observed_address,
-            clock=clock,
-        )
+async def _entered(terms: RunTerms, membership: Membership, addresses: tuple[str, ...]) -> PeerPart:
+    """Return this peer's part in the run of those who answer at some addresses."""
+    await make_usable(membership, addresses)
+    info, address = await _first_info(membership, addresses)
+    theirs = RunTerms.from_json(info.manifest_json)
+    terms.require_same(theirs)
+    clock = RunClock()
+    clock.compare(info.clock_s)
+    known = [(info.node_id, address)]
+    if info.leader is not None and info.leader_address:
+        if unfit := await useless_here(info.leader_address, address):
+            raise unfit
+        known.append((info.leader, info.leader_address))
+    return PeerPart(
+        membership=membership,
+        run_id=info.run_id,
+        terms=theirs,
+        charter=info.charter,
+        contacts=addresses,
+        known=tuple(each for each in dict.fromkeys(known) if each[0] != membership.node_id),
+        observed_address=info.observed_address,
+        clock=clock,
+    )
 
 
 async def _first_info(membership: Membership, addresses: tuple[str, ...]) -> tuple[HelloInfo, str]:
@@ -166,8 +144,3 @@ async def _first_info(membership: Membership, addresses: tuple[str, ...]) -> tup
         fix="copy the join string anew",
         code="E-NET-031",
     )
-
-
-def _new_run_id(root: bytes, terms: RunTerms) -> RunId:
-    parts = (root, terms.sha256.encode(), secrets.token_bytes(16))
-    return RunId(base32(hashlib.sha256(b"".join(parts)).digest())[:26])
