@@ -5,7 +5,7 @@ It lasts as long as the daemon, over all lives of its node.
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from decod.config.node_config import NodeConfig
@@ -91,7 +91,7 @@ class Desk:
         """Let settings and pauses reach this node and its device while the context lasts."""
         self._device = device
         try:
-            with self._pausing.of(node, device) if self._volunteers else nullcontext():
+            with self._pausing.of(node, device):
                 yield
         finally:
             self._device = None

@@ -154,7 +154,6 @@ FAILURES_MAX = 5
 FAILURES_WINDOW_S = 3600.0
 """`FAILURES_MAX` compute processes may fail within this time. One more ends the daemon."""
 
-
 REFUSED_S = 30.0
 """How long a run must refuse a former member until the daemon gives up. Until then, its nodes may
 have lost their leader, or a stranger may answer at the address of a node that is restarting."""

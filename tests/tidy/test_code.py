@@ -269,9 +269,9 @@ def test_only_the_commands_hold_the_whole_node() -> None:
     holders = {
         path.stem
         for path in python_files("decod/daemon")
-        if "decod.daemon.pipeline_node" in set(imported_modules(path))
+        if {"decod.daemon.node", "decod.daemon.pipeline_node"} & {*imported_modules(path)}
     }
-    assert holders == {"leader_daemon", "life"}
+    assert holders == {"leader_daemon", "life", "pipeline_node", "peer_node"}
 
 
 def test_exit_codes_are_written_in_one_place() -> None:
