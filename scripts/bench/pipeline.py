@@ -63,7 +63,7 @@ def build_module(run: RunConfig, rank: int) -> nn.Module:
     assert stage.lm_head is not None
     unused = [stage.inner.table()]
     if rank == 0:
-        unused = [stage.lm_head.weight, *stage.inner.get_submodule("norm").parameters()]
+        unused = [stage.lm_head.weight, *stage.get_submodule("inner.norm").parameters()]
     for parameter in unused:
         parameter.requires_grad = False
     return Entry(stage) if rank == 0 else Exit(stage)

@@ -111,7 +111,7 @@ async def test_paused_nodes_and_stages_that_wait_for_them_are_shown_as_such(tmp_
         machine.context.adopt(view)
         machine.leader.view = view
         for said, shown in (("training", "paused"), ("draining", "draining")):
-            machine.leader.polling.loads[STRANGER] = NodeLoad(STRANGER, 3, 4, 9, said)
+            machine.leader.seats.told([NodeLoad(STRANGER, 3, 4, 9, said)])
             status = node.local_status()
             (paused,) = status["stages"][1]["nodes"]
             assert (paused["state"], paused["capacity"]) == (shown, 0)
