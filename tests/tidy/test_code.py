@@ -16,7 +16,7 @@ from decod.journal.step_metrics import STEP_METRIC_NAMES
 ROOT = Path(__file__).resolve().parents[2]
 
 # A change that needs more says why it is worth more for everybody to read.
-PRODUCT_LINES_MAX = 115_910
+PRODUCT_LINES_MAX = 115_930
 PRODUCT_FILES_MAX = 435
 
 # The only places that may look at the environment.
@@ -200,7 +200,9 @@ def test_every_event_that_is_noted_is_registered() -> None:
         for node in ast.walk(parse(path)):
             match node:
                 case ast.Call(
-                    func=ast.Name(id="Note" | "noted") | ast.Attribute(attr="Note"),
+                    func=ast.Name(id="Note" | "noted")
+                    | ast.Attribute(attr="Note")
+                    | ast.Attribute(attr="note", value=ast.Attribute(attr="_out")),
                     args=[ast.Constant(value=str(name)), *_],
                 ) if name not in EVENTS:
                     unknown.append(f"{where(path, node)} {name}")

@@ -1,7 +1,9 @@
 """What a machine wants done. The drivers carry these out, in order; none of them answers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Generic, TypeVar
 
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core.bans import BanList
@@ -270,3 +272,41 @@ Effect = (
     | CompleteRun
     | Stop
 )
+
+_E = TypeVar("_E")
+_Wanted = TypeVar("_Wanted", contravariant=True)
+
+
+class EffectSink(Generic[_Wanted]):
+    """What a machine wants done, in the order in which its parts say it.
+
+    All parts of a machine share one. Only the machine's `step` takes out what was said. A sink for
+    what a peer may want is also one for plain effects: rooms that both cores use take the latter.
+    """
+
+    def __init__(self) -> None:
+        self._said: list[Effect | _Wanted] = []
+
+    def send(self, to: NodeId, message: Message) -> None:
+        """Have a control message delivered."""
+        self._said.append(Send(to, message))
+
+    def send_all(self, nodes: Iterable[NodeId], message: Message) -> None:
+        """Have a control message delivered to each of some nodes."""
+        for node in nodes:
+            self.send(node, message)
+
+    def note(self, event: str, **fields: object) -> None:
+        """Have an event noted."""
+        self._said.append(noted(event, **fields))
+
+    def put(self, *effects: Effect | _Wanted) -> None:
+        """Have other effects carried out."""
+        self._said += effects
+
+    # A type variable that only goes in can't come out: hence another one.
+    def taken(self: "EffectSink[_E]") -> list[Effect | _E]:
+        """Return what was said since this was asked last, and forget it."""
+        said = self._said
+        self._said = []
+        return said
