@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from decod.ids import NodeId
 from decod.protocol.collaboration.coordinator import Coordinator
 from decod.protocol.collaboration.loading import Past
-from decod.protocol.collaboration.loop import PeerEffect, RoundConfig, UseAddresses
-from decod.protocol.core.effects import Send, noted
+from decod.protocol.collaboration.loop import PeerSink, RoundConfig, UseAddresses
 from decod.protocol.core.messages.round_messages import (
     Farewell,
     Greeting,
@@ -93,13 +92,17 @@ class Company:
         address: At which others dial it.
         past: This peer's state.
         config: Of the run.
+        out: Where this peer says what it wants done.
     """
 
-    def __init__(self, node_id: NodeId, address: str, past: Past, config: RoundConfig) -> None:
+    def __init__(
+        self, node_id: NodeId, address: str, past: Past, config: RoundConfig, out: PeerSink
+    ) -> None:
         self._node_id = node_id
         self._address = address
         self._past = past
         self._config = config
+        self._out = out
         self.coordinating: Coordinator | None = None
         self.following: Following | None = None
         self.num_lost = 0
@@ -205,15 +208,14 @@ class Company:
 
     def coordinate(self, now_s: float, term: int) -> Coordinator:
         """Coordinate from now on; without the run's state, nobody but itself."""
-        self.coordinating = Coordinator(
-            self._node_id, self._address, term, self._past, self._config, now_s
-        )
+        own = PeerEntry(self._node_id, self._address, level=True)
+        self.coordinating = Coordinator(own, term, self._past, self._config, self._out, now_s)
         self.following = None
         self._moved = True
         self._seeking_s = now_s
         return self.coordinating
 
-    def took_roll(self, now_s: float, sender: NodeId, roll: Roll) -> list[PeerEffect]:
+    def took_roll(self, now_s: float, sender: NodeId, roll: Roll) -> None:
         """A coordinator says who takes part."""
         following = self.following
         if (
@@ -223,25 +225,30 @@ class Company:
         ):
             # The successor has missed the last average, and would have the run go back.
             self.coordinate(now_s, roll.term + 1)
-            return [Send(sender, self._greeting())]
-        if following is not None and sender == following.coordinator:
-            if (roll.term, roll.version) < (following.term, following.roll.version):
-                return []
-            following.roll = roll
-            following.heard_s = now_s
-            following.height = roll.height
-            if following.entry(self._node_id) is None:
-                self._moved = True  # A round that is under way goes on without this peer.
-                return [Send(sender, self._greeting())]
+            self._greet(sender)
+        elif following is not None and sender == following.coordinator:
+            self._took_own_roll(now_s, following, roll)
+        elif all(entry.node_id != self._node_id for entry in roll.peers):
+            return
+        elif following is None and not self._yields_to(sender, roll):
+            self._greet(sender)
+        elif following is not None and roll.term <= following.term and not following.lost:
+            self._greet(sender)  # It does not know whom this peer follows.
+        else:
+            self._follow(now_s, sender, roll)
+
+    def _took_own_roll(self, now_s: float, following: Following, roll: Roll) -> None:
+        """The coordinator that this peer follows says who takes part."""
+        if (roll.term, roll.version) < (following.term, following.roll.version):
+            return
+        following.roll = roll
+        following.heard_s = now_s
+        following.height = roll.height
+        if following.entry(self._node_id) is None:
+            self._moved = True  # A round that is under way goes on without this peer.
+            self._greet(following.coordinator)
+        else:
             self._take_addresses(roll)
-            return []
-        if all(entry.node_id != self._node_id for entry in roll.peers):
-            return []
-        if following is None and not self._yields_to(sender, roll):
-            return [Send(sender, self._greeting())]
-        if following is not None and roll.term <= following.term and not following.lost:
-            return [Send(sender, self._greeting())]  # It does not know whom this peer follows.
-        return self._follow(now_s, sender, roll)
 
     def _yields_to(self, sender: NodeId, roll: Roll) -> bool:
         """Whether another coordinator's run goes on, and not this one's."""
@@ -260,45 +267,41 @@ class Company:
         seeks = self.following is None and not self._past.has_state
         return 0 if seeks else len(self.peers)
 
-    def _follow(self, now_s: float, coordinator: NodeId, roll: Roll) -> list[PeerEffect]:
+    def _follow(self, now_s: float, coordinator: NodeId, roll: Roll) -> None:
         """Follow a coordinator from now on; so do those who have followed this peer."""
-        effects: list[PeerEffect] = []
         if self.coordinating is not None:
             address = next(e.address for e in roll.peers if e.node_id == coordinator)
-            farewell = Farewell(coordinator, address)
             others = [n for n in self.coordinating.others if n != coordinator]
-            effects += [Send(node, farewell) for node in others]
+            self._out.send_all(others, Farewell(coordinator, address))
         self.coordinating = self._seeking_s = None
         self.following = Following(coordinator, roll, now_s, roll.height)
         self._moved = True
         self._take_addresses(roll)
         lost = self._past.num_since((roll.height.state_id, *roll.past))
         if lost and not self.level:
-            effects += self.lost(lost)
-        effects.append(noted("coordinator.followed", peer=coordinator, round=roll.height.round))
-        return effects
+            self.lost(lost)
+        self._out.note("coordinator.followed", peer=coordinator, round=roll.height.round)
 
-    def strayed(self, num_samples: int) -> list[PeerEffect]:
+    def strayed(self, num_samples: int) -> None:
         """This peer's loop has stepped by itself, though it follows another peer by now."""
         self._astray = self._past.height
-        return self.lost(num_samples)
+        self.lost(num_samples)
 
-    def lost(self, num_samples: int) -> list[PeerEffect]:
+    def lost(self, num_samples: int) -> None:
         """Samples that were in an average count no longer."""
         self.num_lost += num_samples
-        return [noted("samples.lost", samples=num_samples, coordinator=self.coordinator)]
+        self._out.note("samples.lost", samples=num_samples, coordinator=self.coordinator)
 
-    def succeed_if_asked(self, now_s: float, sender: NodeId, message: Progress) -> list[PeerEffect]:
+    def succeed_if_asked(self, now_s: float, sender: NodeId, message: Progress) -> None:
         """Another peer takes this one for the next coordinator."""
         following = self.following
         if following is None or message.term <= following.term or following.entry(sender) is None:
-            return []
-        if not self._past.has_state:
-            return []
+            return
         silence_s = now_s - following.heard_s
-        return self.succeed(now_s) if silence_s >= 2 * self._config.heartbeat_max_s else []
+        if self._past.has_state and silence_s >= 2 * self._config.heartbeat_max_s:
+            self.succeed(now_s)
 
-    def succeed(self, now_s: float) -> list[PeerEffect]:
+    def succeed(self, now_s: float) -> None:
         """The coordinator is lost: the oldest peer that is left and level takes its place.
 
         If there is none, those who have had the run's state go on from it. The others seek them.
@@ -306,40 +309,38 @@ class Company:
         following = self.following
         assert following is not None
         following.lost.add(following.coordinator)
-        effects: list[PeerEffect] = [noted("coordinator.lost", peer=following.coordinator)]
+        self._out.note("coordinator.lost", peer=following.coordinator)
         successor = following.successor()
         if successor is not None and successor != self._node_id:
             following.coordinator = successor
             following.heard_s = now_s
             self._moved = True
-            return effects
-        return effects + self._take_over(now_s, following)
+        else:
+            self._take_over(now_s, following)
 
-    def _take_over(self, now_s: float, following: Following) -> list[PeerEffect]:
+    def _take_over(self, now_s: float, following: Following) -> None:
         """Coordinate those whom the last coordinator has led, if this peer has the run's state."""
         term = following.term + 1
         coordinating = self.coordinate(now_s, term)
         if not self._past.has_state:
-            greeting = self._greeting()
+            self._out.note("state.sought")
             others = [e.node_id for e in following.roll.peers if e.node_id != self._node_id]
-            return [noted("state.sought"), *(Send(node, greeting) for node in others)]
-        round_number = self._past.height.round
-        effects: list[PeerEffect] = [noted("coordinator.succeeded", term=term, round=round_number)]
+            self._out.send_all(others, self._greeting())
+            return
+        self._out.note("coordinator.succeeded", term=term, round=self._past.height.round)
         for entry in following.roll.peers:
             if entry.node_id not in following.lost and entry.node_id != self._node_id:
                 height = self._past.height if entry.level else Height(0, "")
-                effects += coordinating.admit(now_s, entry.node_id, entry.address, height)
-        return effects
+                coordinating.admit(now_s, entry.node_id, entry.address, height)
 
-    def hand_over(self) -> list[PeerEffect]:
+    def hand_over(self) -> None:
         """Have a peer that trains coordinate instead of this one, whose loop stands still."""
         assert self.coordinating is not None
         found = self.coordinating.fit_successor
-        if found is None:
-            return []
-        successor, address = found
-        note = noted("coordinator.leaves", successor=successor)
-        return [note, Send(successor, Farewell(successor, address))]
+        if found is not None:
+            successor, address = found
+            self._out.note("coordinator.leaves", successor=successor)
+            self._out.send(successor, Farewell(successor, address))
 
     @property
     def is_courting(self) -> bool:
@@ -354,107 +355,110 @@ class Company:
         address = self._addresses.get(coordinator, self._address)
         return Greeting(self._address, past.height, past.ids, self._num_peers, coordinator, address)
 
-    def found(self, node: NodeId, address: str) -> list[PeerEffect]:
-        """Greet another node of the run, unless it is with this peer already."""
-        if node == self._node_id or node in self.peers:
-            return []
-        self._addresses[node] = address
-        return [Send(node, self._greeting())]
+    def _greet(self, node: NodeId) -> None:
+        self._out.send(node, self._greeting())
 
-    def greeted(self, now_s: float, sender: NodeId, message: Greeting) -> list[PeerEffect]:
+    def found(self, node: NodeId, address: str) -> None:
+        """Greet another node of the run, unless it is with this peer already."""
+        if node != self._node_id and node not in self.peers:
+            self._addresses[node] = address
+            self._greet(node)
+
+    def greeted(self, now_s: float, sender: NodeId, message: Greeting) -> None:
         """Another peer is there: one of both coordinators goes on, the other follows."""
         self._addresses[sender] = message.address
         if self.coordinating is None:
-            if message.coordinator == self.coordinator:
-                if message.num_peers:
-                    return []
+            self._greeted_following(now_s, sender, message)
+        elif not self._past.has_state:
+            self._greeted_seeking(sender, message)
+        elif message.coordinator not in (sender, self._node_id):
+            self._addresses[message.coordinator] = message.coordinator_address
+            self.coordinating.remove(now_s, sender, "it follows another one")
+            self._greet(message.coordinator)
+        else:
+            theirs = (message.height.round, message.num_peers, sender)
+            if message.coordinator == sender and theirs > self._rank:
+                self._greet(sender)
+            else:
+                self.coordinating.admit(now_s, sender, message.address, message.height)
+
+    def _greeted_following(self, now_s: float, sender: NodeId, message: Greeting) -> None:
+        """Another peer is there, while this one follows a coordinator."""
+        if message.coordinator == self.coordinator:
+            if not message.num_peers:
                 # It has started anew, without the state that it has had.
-                return [*self.succeed(now_s), *self.greeted(now_s, sender, message)]
-            if message.coordinator == self._node_id:
-                return [
-                    Send(sender, Farewell(self.coordinator, self._greeting().coordinator_address))
-                ]
+                self.succeed(now_s)
+                self.greeted(now_s, sender, message)
+        elif message.coordinator == self._node_id:
+            address = self._greeting().coordinator_address
+            self._out.send(sender, Farewell(self.coordinator, address))
+        else:
             # Coordinators settle it between them: two followers would greet each other for ever.
             self._addresses[message.coordinator] = message.coordinator_address
-            return [Send(message.coordinator, self._greeting())]
-        if not self._past.has_state:
-            return self._greeted_seeking(sender, message)
-        if message.coordinator not in (sender, self._node_id):
-            self._addresses[message.coordinator] = message.coordinator_address
-            effects = self.coordinating.remove(now_s, sender, "it follows another one")
-            return [*effects, Send(message.coordinator, self._greeting())]
-        theirs = (message.height.round, message.num_peers, sender)
-        if message.coordinator == sender and theirs > self._rank:
-            return [Send(sender, self._greeting())]
-        return [*self.coordinating.admit(now_s, sender, message.address, message.height)]
+            self._greet(message.coordinator)
 
-    def _greeted_seeking(self, sender: NodeId, message: Greeting) -> list[PeerEffect]:
+    def _greeted_seeking(self, sender: NodeId, message: Greeting) -> None:
         """Another peer is there, while this one looks for the run's state."""
         if message.coordinator == self._node_id:
-            return [self.resign(sender)]
-        if not message.num_peers:
-            return []  # It looks for the state, too.
-        self._addresses[message.coordinator] = message.coordinator_address
-        return [Send(message.coordinator, self._greeting())]
+            self._out.send(sender, Farewell())
+        elif message.num_peers:  # Otherwise it looks for the state, too.
+            self._addresses[message.coordinator] = message.coordinator_address
+            self._greet(message.coordinator)
 
-    def resign(self, node: NodeId) -> Send:
-        """Tell a peer that this one, which has started anew, does not coordinate it any more."""
-        return Send(node, Farewell())
-
-    def parted(self, now_s: float, sender: NodeId, message: Farewell) -> list[PeerEffect]:
+    def parted(self, now_s: float, sender: NodeId, message: Farewell) -> None:
         """A peer leaves, or a coordinator follows another one."""
         if self.coordinating is not None:
-            return [*self.coordinating.remove(now_s, sender, "it has left")]
+            self.coordinating.remove(now_s, sender, "it has left")
+            return
         following = self.following
         assert following is not None
         if sender != following.coordinator:
-            return []
-        if message.successor == self._node_id:
-            return self._take_over(now_s, following)
+            return
         successor = message.successor
         address = message.successor_address
-        if successor is None or address is None:
-            return self.succeed(now_s)
-        self._addresses[successor] = address
-        self.coordinate(now_s, following.term + 1)
-        return [Send(successor, self._greeting())]
+        if successor == self._node_id:
+            self._take_over(now_s, following)
+        elif successor is None or address is None:
+            self.succeed(now_s)
+        else:
+            self._addresses[successor] = address
+            self.coordinate(now_s, following.term + 1)
+            self._greet(successor)
 
-    def leave(self) -> list[PeerEffect]:
+    def leave(self) -> None:
         """Say goodbye."""
-        if self.coordinating is None:
-            return [Send(self.coordinator, Farewell())]
-        return [Send(node, Farewell()) for node in self.coordinating.others]
+        coordinating = self.coordinating
+        nodes = (self.coordinator,) if coordinating is None else coordinating.others
+        self._out.send_all(nodes, Farewell())
 
-    def unreached(self, now_s: float, node: NodeId) -> list[PeerEffect]:
+    def unreached(self, now_s: float, node: NodeId) -> None:
         """A peer has not taken a message. Whoever shows signs of life is not lost."""
         recently_s = now_s - 2 * self._config.heartbeat_max_s
         coordinating = self.coordinating
         following = self.following
         if coordinating is not None:
-            if coordinating.heard_s(node) >= recently_s:
-                return []
-            return [*coordinating.remove(now_s, node, "it can't be reached")]
+            if coordinating.heard_s(node) < recently_s:
+                coordinating.remove(now_s, node, "it can't be reached")
+            return
         assert following is not None
-        if node != following.coordinator or following.heard_s >= recently_s:
-            return []
-        return self.succeed(now_s)
+        if node == following.coordinator and following.heard_s < recently_s:
+            self.succeed(now_s)
 
     # --- addresses ----------------------------------------------------------------------------
 
     def _take_addresses(self, roll: Roll) -> None:
         self._addresses = {entry.node_id: entry.address for entry in roll.peers}
 
-    def use_addresses(self) -> list[PeerEffect]:
+    def use_addresses(self) -> None:
         """Say where peers can be dialled, if that has changed."""
         known = {*self.peers}
         strangers = [node for node in self._addresses if node not in known]
         for node in strangers[:-_STRANGERS_MAX]:
             del self._addresses[node]
         told = tuple(sorted(self._addresses.items()))
-        if told == self._told:
-            return []
-        self._told = told
-        return [UseAddresses(told)]
+        if told != self._told:
+            self._told = told
+            self._out.put(UseAddresses(told))
 
 
 def _leads_to(height: Height, roll: Roll) -> bool:

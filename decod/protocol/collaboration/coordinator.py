@@ -26,7 +26,7 @@ from decod.protocol.collaboration.groups import num_rows
 from decod.protocol.collaboration.loading import Past
 from decod.protocol.collaboration.loop import RoundConfig
 from decod.protocol.collaboration.rounds import ROWS
-from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.events import earliest
 from decod.protocol.core.messages.round_messages import (
     BeginRound,
@@ -103,30 +103,31 @@ class Coordinator:
     """One coordinator, in one term.
 
     Args:
-        node_id: This peer.
-        address: This peer's.
+        own: This peer.
         term: Of the coordinator.
         past: This peer's state, and what led to it.
         config: Of the run.
+        out: Where this peer says what it wants done.
         now_s: The present.
     """
 
     def __init__(
         self,
-        node_id: NodeId,
-        address: str,
+        own: PeerEntry,
         term: int,
         past: Past,
         config: RoundConfig,
+        out: EffectSink[Effect],
         now_s: float,
     ) -> None:
         self.term = term
         self.version = 1
-        self._node_id = node_id
+        self._node_id = own.node_id
         self._past = past
         self._config = config
-        own = _Peer(node_id, address, past.height, now_s, level=True)
-        self._peers = {node_id: own}
+        self._out = out
+        peer = _Peer(own.node_id, own.address, past.height, now_s, own.level)
+        self._peers = {own.node_id: peer}
         self._attempt: _Attempt | None = None
         self.rests = False
         """The coordinator begins no round: this peer's loop ends it by itself, though others may
@@ -194,52 +195,53 @@ class Coordinator:
         past = self._past
         return Roll(self.term, self.version, past.height, past.ids, peers)
 
-    def admit(self, now_s: float, node: NodeId, address: str, height: Height) -> list[Effect]:
+    def admit(self, now_s: float, node: NodeId, address: str, height: Height) -> None:
         """Take a peer in, or learn anew where it is."""
-        level = height == self._past.height
         known = self._peers.get(node)
         if known is not None and (known.address, known.height) == (address, height):
-            return [Send(node, self.roll())]
-        self._peers[node] = _Peer(node, address, height, now_s, level)
-        note = noted("peer.admitted", peer=node, is_level=level, round=self._past.height.round)
-        return [note, *self._tell_roll()]
+            self._out.send(node, self.roll())
+        else:
+            level = height == self._past.height
+            self._peers[node] = _Peer(node, address, height, now_s, level)
+            number = self._past.height.round
+            self._out.note("peer.admitted", peer=node, is_level=level, round=number)
+            self._tell_roll()
 
-    def remove(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+    def remove(self, now_s: float, node: NodeId, reason: str) -> None:
         """Go on without a peer."""
         if node == self._node_id or node not in self._peers:
-            return []
+            return
         del self._peers[node]
-        effects: list[Effect] = [noted("peer.lost", peer=node, reason=reason)]
-        return effects + self._tell_roll() + self._go_on_without(now_s, {node})
+        self._out.note("peer.lost", peer=node, reason=reason)
+        self._tell_roll()
+        self._go_on_without(now_s, {node})
 
-    def _tell_roll(self) -> list[Effect]:
+    def _tell_roll(self) -> None:
         self.version += 1
-        roll = self.roll()
-        return [Send(node, roll) for node in self._peers]
+        self._out.send_all(self.peers, self.roll())
 
     # --- progress -----------------------------------------------------------------------------
 
-    def progressed(self, now_s: float, node: NodeId, message: Progress) -> list[Effect]:
+    def progressed(self, now_s: float, node: NodeId, message: Progress) -> None:
         """A peer says how far it is."""
         peer = self._peers.get(node)
         if peer is None:
-            return []
+            return
         peer.late_s = max(self._late_s(now_s, peer), _FORGETTING_LATE * peer.late_s)
         peer.heard_s = now_s
         peer.height = message.height
         peer.num_samples = message.num_samples
         peer.samples_per_s = message.samples_per_s
         peer.awaited = message.awaited
-        effects: list[Effect] = []
         if message.height == self._past.height and not peer.level:
             peer.level = True
-            effects += self._tell_roll()
+            self._tell_roll()
         elif message.height not in (self._past.height, self._before) and peer.level:
             peer.level = False
-            effects += self._tell_roll()
+            self._tell_roll()
         if message.version != self.version or message.term != self.term:
-            effects.append(Send(node, self.roll()))
-        return effects + self._close(now_s)
+            self._out.send(node, self.roll())
+        self._close(now_s)
 
     def _late_s(self, now_s: float, peer: _Peer) -> float:
         """Return how much later than it was due a peer's sign of life comes."""
@@ -255,16 +257,15 @@ class Coordinator:
     def is_alone(self) -> bool:
         return len(self._peers) == 1
 
-    def _close(self, now_s: float) -> list[Effect]:
+    def _close(self, now_s: float) -> None:
         """Have all contribute, if there are enough samples. A lone peer steps by itself."""
         is_full = self.num_samples >= self._config.target_batch_size
         if self._attempt is not None or not is_full or self.is_alone or self.rests:
-            return []
+            return
         level = tuple(peer.node_id for peer in self._peers.values() if peer.level)
         self._attempt = _Attempt(self._next_id(), now_s, level)
         self._closing = (self._attempt.averaging, now_s)
-        close = CloseRound(self._attempt.averaging)
-        return [Send(node, close) for node in level]
+        self._out.send_all(level, CloseRound(self._attempt.averaging))
 
     def _next_id(self) -> AveragingId:
         self._num_attempts += 1
@@ -273,31 +274,31 @@ class Coordinator:
 
     # --- a round ------------------------------------------------------------------------------
 
-    def closed(self, now_s: float, node: NodeId, message: RoundClosed) -> list[Effect]:
+    def closed(self, now_s: float, node: NodeId, message: RoundClosed) -> None:
         """A peer's contribution stands."""
         attempt, (last, since_s) = self._attempt, self._closing
         if message.averaging == last:
             self._slowest_s = max(now_s - since_s, _FORGETTING * self._slowest_s)
         if attempt is None or attempt.begun is not None or node not in attempt.asked:
-            return []
+            return
         if message.averaging == attempt.averaging:
             attempt.closed[node] = Weight(message.num_samples, message.digest)
             if attempt.half_s is None and 2 * len(attempt.closed) >= len(attempt.asked):
                 attempt.half_s = now_s - attempt.begun_s
-        return self._begin_if_closed(now_s)
+        self._begin_if_closed(now_s)
 
-    def _begin_if_closed(self, now_s: float, *, overdue: bool = False) -> list[Effect]:
+    def _begin_if_closed(self, now_s: float, *, overdue: bool = False) -> None:
         attempt = self._attempt
         assert attempt is not None
-        if attempt.begun is not None or not (overdue or {*attempt.asked} <= attempt.closed.keys()):
-            return []
-        return self._begin(now_s, attempt.closed)
+        if attempt.begun is None and (overdue or {*attempt.asked} <= attempt.closed.keys()):
+            self._begin(now_s, attempt.closed)
 
-    def _begin(self, now_s: float, given: dict[NodeId, Weight]) -> list[Effect]:
+    def _begin(self, now_s: float, given: dict[NodeId, Weight]) -> None:
         """Have those average who have given something."""
         weights = {node: given[node] for node in self._peers if given.get(node, _NOTHING).num}
         if not weights:
-            return self._abandon("nobody had a contribution")
+            self._abandon("nobody had a contribution")
+            return
         averaging = self._next_id()
         rows = num_rows(len(weights))
         roster = tuple(weights) if rows == 1 else _shuffled([*weights], averaging)
@@ -311,24 +312,24 @@ class Coordinator:
             listeners=tuple(node for node in self._peers if node not in weights),
         )
         self._attempt = _Attempt(averaging, now_s, roster, weights, begun=begun)
-        return [Send(node, begun) for node in self._peers]
+        self._out.send_all(self.peers, begun)
 
-    def say_again(self, node: NodeId, message: BeginRound) -> list[Effect]:
+    def say_again(self, node: NodeId, message: BeginRound) -> None:
         """A peer that lives has not got this: without it, all others would wait."""
         attempt = self._attempt
-        current = attempt is not None and attempt.begun == message and node in self._peers
-        return [Send(node, message)] if current else []
+        if attempt is not None and attempt.begun == message and node in self._peers:
+            self._out.send(node, message)
 
-    def ready(self, now_s: float, node: NodeId, message: RoundReady) -> list[Effect]:
+    def ready(self, now_s: float, node: NodeId, message: RoundReady) -> None:
         """A peer has the whole average, or can't have it."""
         attempt = self._attempt
         begun = None if attempt is None else attempt.begun
         if attempt is None or begun is None or message.averaging != attempt.averaging:
-            return []
+            return
         if node not in self._needed(begun):
-            return []
+            return
         if message.failure:
-            note = noted("round.failed", peer=node, reason=message.failure)
+            self._out.note("round.failed", peer=node, reason=message.failure)
             lost = {each for each in message.lost if each in begun.roster}
             # Who says so of one living peer after another is the one whom they can't hear.
             accused = self._accused.setdefault(node, {})
@@ -337,32 +338,33 @@ class Coordinator:
             if not lost or any(self.heard_s(n) > at_s + pause_s for n, at_s in accused.items()):
                 lost = {node}
             accused.update(dict.fromkeys(lost, now_s))
-            return [note, *self._go_on_without(now_s, lost)]
-        attempt.ready[node] = message.average_hash
-        return self._commit_if_ready(now_s)
+            self._go_on_without(now_s, lost)
+        else:
+            attempt.ready[node] = message.average_hash
+            self._commit_if_ready(now_s)
 
     def _needed(self, begun: BeginRound) -> set[NodeId]:
         """Return the peers that must have an average before it counts: this one too."""
         return {*begun.roster, self._node_id}
 
-    def _commit_if_ready(self, now_s: float) -> list[Effect]:
+    def _commit_if_ready(self, now_s: float) -> None:
         attempt = self._attempt
         assert attempt is not None
         assert attempt.begun is not None
         begun = attempt.begun
         if self._needed(begun) - attempt.ready.keys():
-            return []
+            return
         if len({*attempt.ready.values()}) > 1:
             most, _ = Counter(attempt.ready.values()).most_common(1)[0]
             odd = {node for node, found in attempt.ready.items() if found != most}
-            return self._go_on_without(now_s, odd)
+            self._go_on_without(now_s, odd)
+            return
         average_hash = attempt.ready[begun.roster[0]]
         for node in begun.roster:
             self._peers[node].num_samples = 0
         self._contributors = begun.roster
         self._end_round(now_s, begun.averaging)
-        commit = CommitRound(begun.averaging, average_hash)
-        return [Send(node, commit) for node in self._peers]
+        self._out.send_all(self.peers, CommitRound(begun.averaging, average_hash))
 
     def _end_round(self, now_s: float, averaging: AveragingId | None) -> None:
         self._committed = averaging
@@ -379,38 +381,39 @@ class Coordinator:
         if attempt is not None and attempt.averaging.iteration.number <= self._past.height.round:
             self._attempt = None  # An average of the last coordinator was that round's.
 
-    def stepped_alone(self, now_s: float) -> list[Effect]:
+    def stepped_alone(self, now_s: float) -> None:
         """This peer has ended a round by itself. Whoever has come meanwhile has another state."""
         self._before = self._past.height
         self._end_round(now_s, None)
         if self.is_alone:
-            return []
+            return
         for node in self.others:
             self._peers[node].level = False
             self._peers[node].num_samples = 0
-        return self._tell_roll()
+        self._tell_roll()
 
-    def _go_on_without(self, now_s: float, lost: set[NodeId]) -> list[Effect]:
+    def _go_on_without(self, now_s: float, lost: set[NodeId]) -> None:
         """Some peers can't take part in the attempt: average without them."""
         attempt = self._attempt
         if attempt is None or not lost & {*attempt.asked, self._node_id}:
-            return []
+            return
         if attempt.begun is None:
             attempt.asked = tuple(node for node in attempt.asked if node not in lost)
             for node in lost:
                 attempt.closed.pop(node, None)
-            return self._begin_if_closed(now_s)
-        given = {node: w for node, w in attempt.closed.items() if node not in lost}
-        note = noted("round.repeated", averaging=attempt.averaging, lost=sorted(lost))
-        return [note, *self._begin(now_s, given)]
+            self._begin_if_closed(now_s)
+        else:
+            given = {node: w for node, w in attempt.closed.items() if node not in lost}
+            self._out.note("round.repeated", averaging=attempt.averaging, lost=sorted(lost))
+            self._begin(now_s, given)
 
-    def _abandon(self, reason: str) -> list[Effect]:
+    def _abandon(self, reason: str) -> None:
         attempt = self._attempt
         self._attempt = None
         assert attempt is not None
         for peer in self._peers.values():
             peer.num_samples = 0
-        return [noted("round.abandoned", averaging=attempt.averaging, reason=reason)]
+        self._out.note("round.abandoned", averaging=attempt.averaging, reason=reason)
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -461,29 +464,28 @@ class Coordinator:
             if node not in told and node in self._peers and node != self._node_id
         ]
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Do what is due."""
-        effects: list[Effect] = []
         silence_s = self._config.silence_max_s  # Summed up as in `_silent_s`, to the last bit.
         for node, peer in list(self._peers.items()):
             if node != self._node_id and peer.heard_s + silence_s <= now_s:
-                effects += self.remove(now_s, node, "it was silent")
+                self.remove(now_s, node, "it was silent")
         doubted = {node for node in self._awaited if self._doubt_s(node) <= now_s}
         if doubted:
-            effects += self._go_on_without(now_s, doubted)
+            self._go_on_without(now_s, doubted)
         overdue_s = self._overdue_s
         if overdue_s is not None and overdue_s <= now_s:
-            effects += self._hurry(now_s)
+            self._hurry(now_s)
         if self._standing_s <= now_s:
-            effects += self.say_standing(now_s)
-        return effects
+            self.say_standing(now_s)
 
-    def _hurry(self, now_s: float) -> list[Effect]:
+    def _hurry(self, now_s: float) -> None:
         """An attempt takes too long: go on without those who keep it."""
         attempt = self._attempt
         assert attempt is not None
         if attempt.begun is None:
-            return self._begin_if_closed(now_s, overdue=True)
+            self._begin_if_closed(now_s, overdue=True)
+            return
         late = self._needed(attempt.begun) - attempt.ready.keys()
         known = {node: {*self._peers[node].awaited} for node in late if node in self._peers}
         only_here = late == {self._node_id}
@@ -491,9 +493,9 @@ class Coordinator:
             node for each in known.values() for node in each if node in late or only_here
         )
         worst = {node for node, _ in awaited.most_common(1)}
-        return self._go_on_without(now_s, worst or late)
+        self._go_on_without(now_s, worst or late)
 
-    def say_standing(self, now_s: float) -> list[Effect]:
+    def say_standing(self, now_s: float) -> None:
         """Tell all how far the round is."""
         config = self._config
         pause_s = max(config.heartbeat_min_s, self._round_s / _NUM_STANDINGS)
@@ -507,7 +509,7 @@ class Coordinator:
             self.samples_per_s,
             averaging=self.state is CoordinatorState.AVERAGING,
         )
-        return [Send(node, standing) for node in self.others]
+        self._out.send_all(self.others, standing)
 
 
 def _shuffled(nodes: list[NodeId], averaging: AveragingId) -> tuple[NodeId, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from decod.ids import NodeId, TensorId
-from decod.protocol.core.effects import Effect
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.events import Event, Tensor
 from decod.protocol.core.messages.round_messages import Height
 
@@ -235,3 +235,4 @@ LoopEffect = (
     | UseAddresses
 )
 PeerEffect = Effect | LoopEffect
+PeerSink = EffectSink[PeerEffect]

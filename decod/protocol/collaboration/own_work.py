@@ -23,7 +23,7 @@ from decod.protocol.collaboration.loop import (
     GiveBack,
     LoopContributed,
     LoopStepped,
-    PeerEffect,
+    PeerSink,
     RoundConfig,
     StepAlone,
 )
@@ -51,12 +51,16 @@ class OwnWork:
         node_id: This peer.
         config: Of the run.
         tensors: Where contributions and averages are held.
+        out: Where this peer says what it wants done.
     """
 
-    def __init__(self, node_id: NodeId, config: RoundConfig, tensors: TensorStore) -> None:
+    def __init__(
+        self, node_id: NodeId, config: RoundConfig, tensors: TensorStore, out: PeerSink
+    ) -> None:
         self._node_id = node_id
         self._config = config
         self._tensors = tensors
+        self._out = out
         self._outstanding = 0
         """Below 0: the loop has given samples of a step that it is about to tell of."""
         self._asked: int | None = None
@@ -90,6 +94,11 @@ class OwnWork:
         return self.num_waiting >= self._config.backlog_max
 
     @property
+    def is_laden(self) -> bool:
+        """Whether this peer holds so much that it takes part in no further round."""
+        return self._tensors.size_bytes > self._config.held_max_bytes
+
+    @property
     def promised(self) -> bool:
         """Whether the loop's work so far is, or will be, part of a round under way."""
         return self._asked is not None or self.held is not None or bool(self.alone)
@@ -116,19 +125,20 @@ class OwnWork:
 
     # --- contributions ------------------------------------------------------------------------
 
-    def ask(self) -> list[PeerEffect]:
+    def ask(self) -> None:
         """Have the loop give what is outstanding, if that is not under way."""
-        if self._asked is not None or self.held is not None:
-            return []
-        self._asked = self._next_request
-        self._next_request += 1
-        return [AskContribution(self._asked)]
+        if self._asked is None and self.held is None:
+            self._asked = self._next_request
+            self._next_request += 1
+            self._out.put(AskContribution(self._asked))
 
-    def contributed(self, event: LoopContributed) -> list[PeerEffect]:
+    def contributed(self, event: LoopContributed) -> None:
         """Take what the loop gives. `held` is not None then, unless there was nothing."""
         tensor = self._tensors.add(event.tensor) if event.tensor is not None else None
         if event.request != self._asked:  # The state was replaced meanwhile, and all work with it.
-            return [] if tensor is None else [*self._tensors.release(tensor)]
+            if tensor is not None:
+                self._out.put(*self._tensors.release(tensor))
+            return
         self._asked = None
         self._outstanding -= event.num_samples + event.num_dropped
         self.num_dropped += event.num_dropped
@@ -136,38 +146,36 @@ class OwnWork:
         digest = int.from_bytes(hashlib.sha256(named.encode()).digest()[:8]) & _DIGEST_MASK
         if tensor is not None:
             self.held = Held(tensor, Weight(event.num_samples, digest), event.base_round)
-        return []
 
-    def count(self) -> list[PeerEffect]:
+    def count(self) -> None:
         """What is held counts: an average with it is committed."""
         held = self.held
         self.held = None
         assert held is not None
         self.num_applied += held.weight.num
-        return [*self._tensors.release(held.tensor)]
+        self._out.put(*self._tensors.release(held.tensor))
 
-    def give_back(self) -> list[PeerEffect]:
+    def give_back(self) -> None:
         """A round went on without what is held."""
         held = self.held
         self.held = None
-        if held is None:
-            return []
-        self._outstanding += held.weight.num
-        return [GiveBack(held.tensor), *self._tensors.release(held.tensor)]
+        if held is not None:
+            self._outstanding += held.weight.num
+            self._out.put(GiveBack(held.tensor), *self._tensors.release(held.tensor))
 
-    def step_alone(self, round_number: int) -> list[PeerEffect]:
+    def step_alone(self, round_number: int) -> None:
         """Have the loop step from all that is outstanding."""
         assert not self.promised
         self.alone = round_number
-        return [StepAlone(round_number)]
+        self._out.put(StepAlone(round_number))
 
     # --- averages -----------------------------------------------------------------------------
 
-    def deliver(self, average: DeliverAverage) -> list[PeerEffect]:
+    def deliver(self, average: DeliverAverage) -> None:
         """Have the loop apply an average."""
         self._backlog.append(average.round)
         self._tensors.hand_over(average.tensor)
-        return [average]
+        self._out.put(average)
 
     def applied(self, round_number: int) -> None:
         """The loop has applied an average, or has stepped by itself."""
@@ -178,15 +186,13 @@ class OwnWork:
         elif self._backlog and self._backlog[0] == round_number:
             self._backlog.popleft()
 
-    def restart(self) -> list[PeerEffect]:
+    def restart(self) -> None:
         """The loop's state is replaced: what it has done since counts nowhere."""
         self.num_dropped += self.num_outstanding
-        effects: list[PeerEffect] = []
         if self.held is not None:
-            effects += self._tensors.release(self.held.tensor)
+            self._out.put(*self._tensors.release(self.held.tensor))
         self._outstanding = 0
         self.held = None
         self._asked = None
         self.alone = 0
         self._backlog.clear()
-        return effects

@@ -11,10 +11,11 @@ from decod.ids import NodeId
 from decod.protocol.averaging.averager import TensorPort
 from decod.protocol.collaboration.company import Company, Following
 from decod.protocol.collaboration.coordinator import CoordinatorState
-from decod.protocol.collaboration.loading import Loading, Past, after, answered
+from decod.protocol.collaboration.loading import Loading, Past, after
 from decod.protocol.collaboration.loop import (
     AnswerLoop,
     CopyRequested,
+    CopyState,
     DeliverAverage,
     LeaveRequested,
     LoadRefused,
@@ -26,6 +27,8 @@ from decod.protocol.collaboration.loop import (
     PeerEffect,
     PeerEvent,
     PeerFound,
+    PeerSink,
+    RefuseCopy,
     RoundConfig,
     StateCame,
     StepAlone,
@@ -33,7 +36,7 @@ from decod.protocol.collaboration.loop import (
 from decod.protocol.collaboration.own_work import OwnWork
 from decod.protocol.collaboration.rounds import Rounds
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.effects import Send, Stop, StopReason, noted
+from decod.protocol.core.effects import Send, Stop, StopReason
 from decod.protocol.core.events import (
     DeadlinePassed,
     Fault,
@@ -106,17 +109,17 @@ class PeerMachine:
     ) -> None:
         self.node_id = node_id
         self._config = config
+        self._out = PeerSink()
         self.tensors = TensorStore()
         self.compute = ComputeQueue(self.tensors)
         self.past = Past(height, has_state=has_state)
         self._has_begun = has_state
         """Whether the training loop has begun. A newcomer's waits for the run's state."""
-        self.company = Company(node_id, address, self.past, config)
-        self.own = OwnWork(node_id, config, self.tensors)
-        self.loading = Loading(config, self.tensors)
+        self.company = Company(node_id, address, self.past, config, self._out)
+        self.own = OwnWork(node_id, config, self.tensors, self._out)
+        self.loading = Loading(config, self.tensors, self._out)
         port = TensorPort(self.tensors, self.compute, config.num_phases, config.compresses)
-        limit = config.held_max_bytes
-        self.rounds = Rounds(node_id, self.past, self.own, self.loading, port, limit)
+        self.rounds = Rounds(node_id, self.past, self.own, self.loading, port, self._out)
         self._applied = height.round
         """The last round whose average the loop has applied."""
         self._loopback: deque[Message] = deque()
@@ -161,100 +164,107 @@ class PeerMachine:
     def start(self, now_s: float) -> list[PeerEffect]:
         """Begin: nobody else is known yet."""
         self.company.coordinate(now_s, term=1)
-        return self._finish(now_s, [])
+        return self._finish(now_s)
 
     def step(self, now_s: float, event: PeerEvent) -> list[PeerEffect]:
         """Take an event; return what is to be done, in order."""
         if self.stopped:
             return []
-        return self._finish(now_s, self._handle(now_s, event))
+        self._handle(now_s, event)
+        return self._finish(now_s)
 
-    def _finish(self, now_s: float, effects: list[PeerEffect]) -> list[PeerEffect]:
+    def _finish(self, now_s: float) -> list[PeerEffect]:
         """Deliver what this peer says to itself, and what follows from the event."""
         done: list[PeerEffect] = []
+        said = self._out.taken()
         while True:
-            for effect in effects:
+            for effect in said:
                 if isinstance(effect, Send) and effect.to == self.node_id:
                     self._loopback.append(effect.message)
                 else:
                     done.append(effect)
             if self._loopback:
-                effects = self._received(now_s, self.node_id, self._loopback.popleft())
+                self._received(now_s, self.node_id, self._loopback.popleft())
+                said = self._out.taken()
             else:
-                effects = self.rounds.look()
+                self.rounds.look()
                 self.company.come_level()
                 if self.past.has_state and not self._has_begun:
                     self._has_begun = True
-                    effects.append(AnswerLoop(waits=False))
+                    self._out.put(AnswerLoop(waits=False))
                 if self.company.take_moved():
-                    effects += self._follow_up(now_s)
-                if not effects:
+                    self._follow_up(now_s)
+                said = self._out.taken()
+                if not said:
                     break
         has_state = self.past.has_state  # Without it, steps of the loop would count nowhere.
         done = [effect for effect in done if has_state or effect != AnswerLoop(waits=False)]
         for effect in done:
             if effect == AnswerLoop(waits=False) or isinstance(effect, DeliverAverage | StepAlone):
                 self.own.goes_on(now_s)
-        done += answered(self._copies, self._applied, self.past, num_waiting=self.own.num_waiting)
-        return done + self.company.use_addresses()
+        self._answer_copies()
+        self.company.use_addresses()
+        return done + self._out.taken()
 
-    def _follow_up(self, now_s: float) -> list[PeerEffect]:
+    def _follow_up(self, now_s: float) -> None:
         """Another coordinator counts from now on."""
         self.rounds.coordinator = self.company.coordinator
-        effects = self.rounds.resume()
-        return effects + self._report(now_s, news=False) + self._load_if_behind()
+        self.rounds.resume()
+        self._report(now_s, news=False)
+        self._load_if_behind()
 
-    def _handle(self, now_s: float, event: PeerEvent) -> list[PeerEffect]:  # noqa: C901
+    def _handle(self, now_s: float, event: PeerEvent) -> None:  # noqa: C901
         match event:
             case Received(message=ReducePart() | ReducedPart()):
-                return self.rounds.received(event)
+                self.rounds.received(event)
             case Received(sender=sender, message=message):
-                return self._received(now_s, sender, message)
+                self._received(now_s, sender, message)
             case DeadlinePassed():
-                return self._overdue(now_s)
+                self._overdue(now_s)
             case Woke():
                 # A coordinator that has removed this peer says so in its answer.
-                return self._report(now_s, news=False)
+                self._report(now_s, news=False)
             case JobFinished():
-                return [*self.compute.finished(now_s, event)]
+                self._out.put(*self.compute.finished(now_s, event))
             case JobFailed():
                 alive, effects = self.compute.failed(now_s, event)
-                return [*effects, *([] if alive else self._stop(StopReason.CRIPPLED, event.reason))]
+                self._out.put(*effects)
+                if not alive:
+                    self._stop(StopReason.CRIPPLED, event.reason)
             case TensorSent(tensor=tensor):
-                return [*self.tensors.release(tensor)]
+                self._out.put(*self.tensors.release(tensor))
             case SendFailed():
-                return self._send_failed(now_s, event)
+                self._send_failed(now_s, event)
             case PeerFound(node, address):
-                return self.company.found(node, address)
+                self.company.found(node, address)
             case LoopStepped():
-                return self._stepped(now_s, event)
+                self._stepped(now_s, event)
             case LoopContributed():
-                return self.own.contributed(event) + self.rounds.contributed()
+                self.own.contributed(event)
+                self.rounds.contributed()
             case LoopApplied(number):
-                return self._loop_applied(now_s, number)
+                self._loop_applied(now_s, number)
             case LoopLoaded(height):
-                return self._loaded(now_s, height)
+                self._loaded(now_s, height)
             case LoopFailed(reason):
-                return self._stop(StopReason.FAILED, reason)
+                self._stop(StopReason.FAILED, reason)
             case CopyRequested():
                 self._copies.append(event)
-                return []
-            case StateCame(height, failure):
-                if not failure:
-                    return []
-                return self._go_on_unloaded(self.loading.failed(now_s, height, failure))
+            case StateCame(height, failure) if failure:
+                self.loading.failed(now_s, height, failure)
+                self._go_on_unloaded()
             case LoadRefused(height, reason):
-                refused = self._go_on_unloaded(self.loading.refused(now_s, height, reason))
-                hopeless = self.loading.is_hopeless
-                return refused + (self._stop(StopReason.FAILED, reason) if hopeless else [])
+                self.loading.refused(now_s, height, reason)
+                self._go_on_unloaded()
+                if self.loading.is_hopeless:
+                    self._stop(StopReason.FAILED, reason)
             case LeaveRequested():
-                return self.company.leave() + self._stop(StopReason.DRAINED, _ENDED)
-            case _:
-                return []
+                self.company.leave()
+                self._stop(StopReason.DRAINED, _ENDED)
 
     def _received(  # noqa: C901 - one line a message.
         self, now_s: float, sender: NodeId, message: Message
-    ) -> list[PeerEffect]:
+    ) -> None:
         company = self.company
         coordinating = company.coordinating
         following = company.following
@@ -263,38 +273,36 @@ class PeerMachine:
             following.heard_s = now_s
         match message:
             case Greeting():
-                return company.greeted(now_s, sender, message)
+                company.greeted(now_s, sender, message)
             case Roll() if sender != self.node_id:
-                return company.took_roll(now_s, sender, message) + self._load_if_behind()
+                company.took_roll(now_s, sender, message)
+                self._load_if_behind()
             case Progress():
-                return self._progressed(now_s, sender, message)
+                self._progressed(now_s, sender, message)
             case Farewell():
-                return company.parted(now_s, sender, message)
+                company.parted(now_s, sender, message)
             case Standing() if from_above and following is not None:
-                return self._standing(now_s, following, message)
+                self._standing(now_s, following, message)
             case CloseRound() if from_above:
-                return self.rounds.close(message)
+                self.rounds.close(message)
             case BeginRound() if from_above:
-                return self.rounds.begin(message)
+                self.rounds.begin(message)
             case CommitRound() if from_above:
-                return self._committed(message)
+                self._committed(message)
             case RoundClosed() if coordinating is not None:
-                return [*coordinating.closed(now_s, sender, message)]
+                coordinating.closed(now_s, sender, message)
             case RoundReady() if coordinating is not None:
-                return [*coordinating.ready(now_s, sender, message)]
-            case _:
-                return []
+                coordinating.ready(now_s, sender, message)
 
     # --- the loop -----------------------------------------------------------------------------
 
-    def _stepped(self, now_s: float, event: LoopStepped) -> list[PeerEffect]:
+    def _stepped(self, now_s: float, event: LoopStepped) -> None:
         """The loop has ended a step, and asks whether to go on."""
         self.own.stepped(now_s, event)
         self._waiting_s = None
-        effects = self._report(now_s, news=True)
-        effects += self._step_alone_if_full()
-        waits = self._is_worth_waiting(now_s)
-        return [*effects, AnswerLoop(waits)]
+        self._report(now_s, news=True)
+        self._step_alone_if_full()
+        self._out.put(AnswerLoop(self._is_worth_waiting(now_s)))
 
     def _is_worth_waiting(self, now_s: float) -> bool:
         """Whether the next step would begin too late for the average that is coming."""
@@ -315,34 +323,32 @@ class PeerMachine:
         self._waiting_s = now_s + max(own.step_s, config.heartbeat_min_s)
         return True
 
-    def _step_alone_if_full(self) -> list[PeerEffect]:
+    def _step_alone_if_full(self) -> None:
         """Have the loop step by itself if nobody else is there, and the batch is full."""
         coordinating = self.company.coordinating
         own = self.own
         if coordinating is None or not coordinating.is_alone or own.promised or own.num_waiting:
-            return []
-        if not self.past.has_state:
-            return []
-        if own.num_outstanding < self._config.target_batch_size or self.rounds.is_busy:
-            return []
-        return own.step_alone(self.past.height.round + 1)
+            return
+        if not self.past.has_state or self.rounds.is_busy:
+            return
+        if own.num_outstanding >= self._config.target_batch_size:
+            own.step_alone(self.past.height.round + 1)
 
-    def _loop_applied(self, now_s: float, number: int) -> list[PeerEffect]:
+    def _loop_applied(self, now_s: float, number: int) -> None:
         alone = self.own.alone == number
         num_samples = self.own.num_outstanding
         self.own.applied(number)
         self._applied = max(self._applied, number)
         if not alone:
-            return []
+            return
         self.past.advance(after(self.past.height, f"{self.node_id} alone"), num_samples)
-        effects: list[PeerEffect] = []
         if self.company.coordinating is not None:
-            effects += self.company.coordinating.stepped_alone(now_s)
+            self.company.coordinating.stepped_alone(now_s)
         else:  # It has met others in the meantime. They go on without this step.
-            effects += self.company.strayed(num_samples)
-        return effects + self._report(now_s, news=True)
+            self.company.strayed(num_samples)
+        self._report(now_s, news=True)
 
-    def _report(self, now_s: float, *, news: bool) -> list[PeerEffect]:
+    def _report(self, now_s: float, *, news: bool) -> None:
         """Tell the coordinator how far this peer is, if that is due or matters now."""
         config = self._config
         own = self.own
@@ -353,7 +359,7 @@ class PeerMachine:
         ):
             closing_s = self.company.closing_in_s(now_s)
             if closing_s is not None and closing_s > 2 * own.step_s:
-                return []
+                return
         self._told_s = now_s
         busy = self.rounds.is_busy
         self._report_s = now_s + (config.heartbeat_busy_s if busy else config.heartbeat_max_s)
@@ -367,128 +373,142 @@ class PeerMachine:
             own.step_s,
             self.rounds.awaited,
         )
-        return [Send(self.company.coordinator, progress)]
+        self._out.send(self.company.coordinator, progress)
 
     # --- states -------------------------------------------------------------------------------
 
-    def _load_if_behind(self) -> list[PeerEffect]:
+    def _load_if_behind(self) -> None:
         """Ask for the run's state if this peer has another one."""
         self.company.come_level()
         following = self.company.following
         if following is None or following.standing is None or self.company.level:
-            return []
-        if self.own.is_stuck:
-            return []
-        if self.rounds.leads_to(following.height):
-            return []
+            return
+        if self.own.is_stuck or self.rounds.leads_to(following.height):
+            return
         averaging = following.standing.averaging
-        return self.loading.begin(following.height, self.company.donors, averaging=averaging)
+        self.loading.begin(following.height, self.company.donors, averaging=averaging)
 
-    def _go_on_unloaded(self, effects: list[PeerEffect]) -> list[PeerEffect]:
+    def _go_on_unloaded(self) -> None:
         """The loop keeps its state. Averages may have come that lead on from it."""
         if not self.own.alone:
             for each in self.loading.leading_on(self.past.height):
-                effects += self.rounds.enter(each)
-        return [*effects, AnswerLoop(waits=False)]
+                self.rounds.enter(each)
+        self._out.put(AnswerLoop(waits=False))
 
-    def _loaded(self, now_s: float, height: Height) -> list[PeerEffect]:
+    def _loaded(self, now_s: float, height: Height) -> None:
         """The loop has a state: it applies what came meanwhile."""
-        effects = self.own.restart()
+        self.own.restart()
         self.past.restart(height)
         self._applied = height.round
-        effects += self.rounds.forget_until(height.round)
-        later, more = self.loading.loaded(height)
-        effects += more
+        self.rounds.forget_until(height.round)
+        later = self.loading.loaded(height)
         for each in later:
-            effects += self.rounds.enter(each)
-        effects.append(noted("peer.loaded", round=height.round, behind=len(later)))
-        effects.append(AnswerLoop(waits=False))
-        return effects + self._report(now_s, news=False) + self._load_if_behind()
+            self.rounds.enter(each)
+        self._out.note("peer.loaded", round=height.round, behind=len(later))
+        self._out.put(AnswerLoop(waits=False))
+        self._report(now_s, news=False)
+        self._load_if_behind()
+
+    def _answer_copies(self) -> None:
+        """Give copies of the state to those who ask for it, once the loop has it."""
+        applied = self._applied
+        for asked in [*self._copies]:
+            number = asked.height.round
+            if number < applied:
+                self._refuse(asked, f"it is at round {applied}")
+            elif number > self.past.height.round:
+                self._refuse(asked, "it is not that far")
+            elif asked.height != self.past.at(number):
+                self._refuse(asked, f"it has another state of round {number}")
+            elif number == applied:
+                self._copies.remove(asked)
+                self._out.put(CopyState(asked.request))
+            elif self.own.num_waiting > 1:
+                self._refuse(asked, "its loop stands still")
+
+    def _refuse(self, asked: CopyRequested, reason: str) -> None:
+        self._copies.remove(asked)
+        self._out.put(RefuseCopy(asked.request, reason))
 
     # --- coordinators -------------------------------------------------------------------------
 
-    def _progressed(self, now_s: float, sender: NodeId, message: Progress) -> list[PeerEffect]:
+    def _progressed(self, now_s: float, sender: NodeId, message: Progress) -> None:
         coordinating = self.company.coordinating
         if coordinating is None:
-            return self.company.succeed_if_asked(now_s, sender, message)
-        if not self.past.has_state and sender != self.node_id:
-            return [self.company.resign(sender)]
-        if sender not in coordinating:
-            return [Send(sender, coordinating.roll())]  # It does not know that it was removed.
-        part = self.rounds.ready_for(message.height)
-        effects: list[PeerEffect] = []
-        if part is not None and message.height.round == self.past.height.round + 1:
-            # The last coordinator has committed this, and was lost before it could tell all.
-            commit = CommitRound(part.begun.averaging, part.average_hash)
-            effects += [Send(node, commit) for node in coordinating.peers]
-        coordinating.rests = bool(self.own.alone) or self.rounds.is_laden
-        return [*effects, *coordinating.progressed(now_s, sender, message)]
+            self.company.succeed_if_asked(now_s, sender, message)
+        elif not self.past.has_state and sender != self.node_id:
+            self._out.send(sender, Farewell())  # This peer has started anew.
+        elif sender not in coordinating:
+            self._out.send(sender, coordinating.roll())  # It does not know that it was removed.
+        else:
+            part = self.rounds.ready_for(message.height)
+            if part is not None and message.height.round == self.past.height.round + 1:
+                # The last coordinator has committed this, and was lost before it could tell all.
+                commit = CommitRound(part.begun.averaging, part.average_hash)
+                self._out.send_all(coordinating.peers, commit)
+            coordinating.rests = bool(self.own.alone) or self.own.is_laden
+            coordinating.progressed(now_s, sender, message)
 
-    def _committed(self, message: CommitRound) -> list[PeerEffect]:
+    def _committed(self, message: CommitRound) -> None:
         before = self.past.height
-        effects = self.rounds.commit(message)
-        effects += self.rounds.look()
+        self.rounds.commit(message)
+        self.rounds.look()
         if self.company.coordinating is not None and self.past.height != before:
             self.company.coordinating.advanced(before)
             if 2 * self.own.num_waiting >= self._config.backlog_max:
-                effects += self.company.hand_over()
-        return effects
+                self.company.hand_over()
 
-    def _standing(self, now_s: float, following: Following, message: Standing) -> list[PeerEffect]:
+    def _standing(self, now_s: float, following: Following, message: Standing) -> None:
         if message.term < following.term:
-            return []
+            return
         following.said(now_s, message)
-        effects = self.rounds.commit_reached(message.height)
+        self.rounds.commit_reached(message.height)
         if not message.averaging:
-            effects += self.rounds.abandoned()
-        return effects + self._load_if_behind()
+            self.rounds.abandoned()
+        self._load_if_behind()
 
-    def _stop(self, reason: StopReason, detail: str) -> list[PeerEffect]:
+    def _stop(self, reason: StopReason, detail: str) -> None:
         self.stopped = True
-        return [Stop(reason, detail)]
+        self._out.put(Stop(reason, detail))
 
     # --- time ---------------------------------------------------------------------------------
 
-    def _overdue(self, now_s: float) -> list[PeerEffect]:
-        effects: list[PeerEffect] = []
+    def _overdue(self, now_s: float) -> None:
+        seeking_s = self.company.seeking_until_s
+        if seeking_s is not None and seeking_s <= now_s:
+            self._stop(StopReason.STATE_LOST, _NO_STATE)
+            return
         if self._waiting_s is not None and self._waiting_s <= now_s:
             self._waiting_s = None
             if not self.own.promised and not self.rounds.is_busy:
-                effects.append(AnswerLoop(waits=False))
-        seeking_s = self.company.seeking_until_s
-        if seeking_s is not None and seeking_s <= now_s:
-            return self._stop(StopReason.STATE_LOST, _NO_STATE)
-        if self.company.coordinating is not None:
-            return [
-                *effects,
-                *self.company.coordinating.overdue(now_s),
-                *self._step_alone_if_full(),
-            ]
+                self._out.put(AnswerLoop(waits=False))
         silent_s = self.company.silent_s
-        if silent_s is not None and silent_s <= now_s:
-            return effects + self.company.succeed(now_s)
-        if self._next_report_s <= now_s:
-            effects += self._report(now_s, news=False)
-        self.loading.look(now_s)
-        return effects + self._load_if_behind()
+        if self.company.coordinating is not None:
+            self.company.coordinating.overdue(now_s)
+            self._step_alone_if_full()
+        elif silent_s is not None and silent_s <= now_s:
+            self.company.succeed(now_s)
+        else:
+            if self._next_report_s <= now_s:
+                self._report(now_s, news=False)
+            self.loading.look(now_s)
+            self._load_if_behind()
 
-    def _send_failed(self, now_s: float, event: SendFailed) -> list[PeerEffect]:
+    def _send_failed(self, now_s: float, event: SendFailed) -> None:
         """Something has not reached a peer."""
-        effects: list[PeerEffect] = []
         node = event.to
         message = event.message
         if event.fault is not Fault.NONE and isinstance(message, ReducePart | ReducedPart):
-            effects += self.rounds.send_again(node, message, event.tensor)
+            self.rounds.send_again(node, message, event.tensor)
         elif event.tensor is not None:
-            effects += self.tensors.release(event.tensor)
+            self._out.put(*self.tensors.release(event.tensor))
         if event.fault is Fault.NONE:
-            return effects
-        effects += self.company.unreached(now_s, node)
+            return
+        self.company.unreached(now_s, node)
         if isinstance(message, RoundReady) and node == self.company.coordinator:
             self.rounds.tell_again(message.averaging)
         if isinstance(message, BeginRound) and self.company.coordinating is not None:
-            effects += self.company.coordinating.say_again(node, message)
-        return effects
+            self.company.coordinating.say_again(node, message)
 
 
 def _facts_of(past: Past, company: Company) -> PeerFacts:

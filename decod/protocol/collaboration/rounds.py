@@ -16,9 +16,9 @@ from decod.protocol.averaging.averager import (
 )
 from decod.protocol.collaboration.groups import Groups
 from decod.protocol.collaboration.loading import LaterAverage, Loading, Past, after
-from decod.protocol.collaboration.loop import AnswerLoop, DeliverAverage, PeerEffect
+from decod.protocol.collaboration.loop import AnswerLoop, DeliverAverage, PeerSink
 from decod.protocol.collaboration.own_work import OwnWork
-from decod.protocol.core.effects import Effect, Send, SendTensor, noted
+from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import AverageKind, Decode, Job, Proposed, Use
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
@@ -53,6 +53,8 @@ class RoundPart:
     If there are many peers, they average in rows first, and then in columns: see `groups`. Whoever
     has all means has the device decode the average, and tells the coordinator its hash. The average
     counts once the coordinator has heard the same hash from all who contribute.
+
+    It returns its effects: the averager and the device's queue, which call it, return theirs.
 
     Args:
         node_id: This peer.
@@ -302,7 +304,7 @@ class Rounds:
         own: What its loop has done.
         loading: Takes averages while the peer is not level.
         port: Its tensors and its averaging process.
-        held_max_bytes: See `RoundConfig`.
+        out: Where this peer says what it wants done.
     """
 
     def __init__(
@@ -312,14 +314,14 @@ class Rounds:
         own: OwnWork,
         loading: Loading,
         port: TensorPort,
-        held_max_bytes: int,
+        out: PeerSink,
     ) -> None:
-        self._held_max_bytes = held_max_bytes
         self._node_id = node_id
         self._past = past
         self._own = own
         self._loading = loading
         self._port = port
+        self._out = out
         self._tensors = port.tensors
         self._compute = port.compute
         self._parts: dict[AveragingId, RoundPart] = {}
@@ -330,11 +332,6 @@ class Rounds:
         self.coordinator = node_id
         self._sent_again: set[tuple[NodeId, Message]] = set()
         """What was sent to whom for the second time in the attempt."""
-
-    @property
-    def is_laden(self) -> bool:
-        """Whether this peer holds so much that it takes part in no further round."""
-        return self._tensors.size_bytes > self._held_max_bytes
 
     @property
     def awaited(self) -> tuple[NodeId, ...]:
@@ -371,39 +368,45 @@ class Rounds:
 
     # --- closing ------------------------------------------------------------------------------
 
-    def close(self, message: CloseRound) -> list[PeerEffect]:
+    def close(self, message: CloseRound) -> None:
         """The batch is full: have the loop contribute."""
-        effects = self.give_up_uncommitted(but_ready=True)
+        self.give_up_uncommitted(but_ready=True)
         self._closing = message.averaging
-        closing: PeerEffect = noted("round.closing", averaging=message.averaging)
+        self._out.note("round.closing", averaging=message.averaging)
         number = message.averaging.iteration.number
         own = self._own
-        unfit = own.alone or own.is_stuck or self._loading.under_way or self.is_laden
+        unfit = own.alone or own.is_stuck or self._loading.under_way or own.is_laden
         if number != self._past.height.round + 1 or unfit:
-            return [*effects, closing, *self._say_closed(_NOTHING)]
-        return [*effects, closing, *(own.ask() if own.held is None else self.contributed())]
+            self._say_closed(_NOTHING)
+        elif own.held is None:
+            own.ask()
+        else:
+            self.contributed()
 
-    def contributed(self) -> list[PeerEffect]:
+    def contributed(self) -> None:
         """The loop has answered."""
-        if self._closing is None:
-            in_use = any(not part.committed and part.num_own for part in self._parts.values())
-            return [] if in_use else self._own.give_back()
-        return self._say_closed(self._own.held.weight if self._own.held else _NOTHING)
+        if self._closing is not None:
+            self._say_closed(self._own.held.weight if self._own.held else _NOTHING)
+            return
+        in_use = any(not part.committed and part.num_own for part in self._parts.values())
+        if not in_use:
+            self._own.give_back()
 
-    def _say_closed(self, weight: Weight) -> list[PeerEffect]:
+    def _say_closed(self, weight: Weight) -> None:
         closing = self._closing
         self._closing = None
         assert closing is not None
-        return [Send(self.coordinator, RoundClosed(closing, weight.num, weight.digest))]
+        self._out.send(self.coordinator, RoundClosed(closing, weight.num, weight.digest))
 
     # --- averaging ----------------------------------------------------------------------------
 
-    def begin(self, message: BeginRound) -> list[PeerEffect]:
+    def begin(self, message: BeginRound) -> None:
         """An attempt begins."""
         if message.averaging in self._parts or self._is_over(message.averaging):
-            return []
+            return
         self._closing = None
-        effects = self.commit_reached(message.height) + self.give_up_uncommitted()
+        self.commit_reached(message.height)
+        self.give_up_uncommitted()
         held = self._own.held
         self._sent_again.clear()
         counted = dict(zip(message.roster, message.weights, strict=True)).get(self._node_id, 0)
@@ -412,43 +415,45 @@ class Rounds:
         weight = _NOTHING if given is None else given.weight
         part = RoundPart(self._node_id, message, port, weight)
         self._parts[message.averaging] = part
-        effects.append(noted("round.begun", averaging=message.averaging))
+        self._out.note("round.begun", averaging=message.averaging)
         if weight.num == counted:
-            effects += part.begin()
+            self._out.put(*part.begin())
         else:
-            effects += part.averaging_failed(f"{weight.num} samples are held, and {counted} count")
+            reason = f"{weight.num} samples are held, and {counted} count"
+            self._out.put(*part.averaging_failed(reason))
         for event in [each for each in self._early if _round_of(each) == message.averaging]:
             self._early.remove(event)
-            effects += part.received(event)
-        return effects
+            self._out.put(*part.received(event))
 
-    def received(self, event: Received) -> list[PeerEffect]:
+    def received(self, event: Received) -> None:
         """A contribution or a mean has come."""
         averaging = _round_of(event)
         part = self._parts.get(averaging)
         if part is not None:
-            return [*part.received(event)]
-        if self._is_over(averaging) or len(self._early) >= _EARLY_MAX:
-            return self._free(event)
-        self._early.append(event)
-        return []
+            self._out.put(*part.received(event))
+        elif self._is_over(averaging) or len(self._early) >= _EARLY_MAX:
+            self._free(event)
+        else:
+            self._early.append(event)
 
     def send_again(
         self, to: NodeId, message: ReducePart | ReducedPart, tensor: TensorId | None
-    ) -> list[PeerEffect]:
+    ) -> None:
         """Something of an average has not reached a peer: send it once more. Then it is lost."""
         part = self._parts.get(attempt_of(message.averaging))
         runs = part is not None and part.state is not RoundState.FAILED
         if runs and (to, message) not in self._sent_again:
             self._sent_again.add((to, message))
-            return [Send(to, message) if tensor is None else SendTensor(to, message, tensor)]
-        effects: list[PeerEffect] = []
+            if tensor is None:
+                self._out.send(to, message)
+            else:
+                self._out.put(SendTensor(to, message, tensor))
+            return
         if tensor is not None:
-            effects += self._tensors.release(tensor)
+            self._out.put(*self._tensors.release(tensor))
         if part is not None and runs and not part.committed:
-            effects += part.fail_for(to)
+            self._out.put(*part.fail_for(to))
             self._told.discard(attempt_of(message.averaging))
-        return effects
 
     def tell_again(self, averaging: AveragingId) -> None:
         """The coordinator has not heard how an attempt ended."""
@@ -465,26 +470,22 @@ class Rounds:
         own = sum(event.tensor is not None for event in self._early)
         return own + sum(part.num_early for part in self._parts.values())
 
-    def _free_early(self, is_over: Callable[[AveragingId], bool]) -> list[PeerEffect]:
-        effects: list[PeerEffect] = []
+    def _free_early(self, is_over: Callable[[AveragingId], bool]) -> None:
         for event in [each for each in self._early if is_over(_round_of(each))]:
             self._early.remove(event)
-            effects += self._free(event)
-        return effects
+            self._free(event)
 
-    def _free(self, event: Received) -> list[PeerEffect]:
-        if event.tensor is None:
-            return []
-        return [*self._tensors.release(self._tensors.add(event.tensor))]
+    def _free(self, event: Received) -> None:
+        if event.tensor is not None:
+            self._out.put(*self._tensors.release(self._tensors.add(event.tensor)))
 
-    def give_up_uncommitted(self, *, but_ready: bool = False) -> list[PeerEffect]:
+    def give_up_uncommitted(self, *, but_ready: bool = False) -> None:
         """Attempts that are under way don't count any more.
 
         Args:
             but_ready: Those whose average is here may have been committed by a coordinator that is
                 lost.
         """
-        effects: list[PeerEffect] = []
         running = False
         for averaging, part in list(self._parts.items()):
             if part.committed:
@@ -493,31 +494,32 @@ class Rounds:
                 part.is_orphaned = True
                 continue
             running = True
-            effects += part.give_up()
+            self._out.put(*part.give_up())
             del self._parts[averaging]
             self._told.discard(averaging)
-        return effects + (self._compute.retract() if running else [])
+        if running:
+            self._out.put(*self._compute.retract())
 
-    def resume(self) -> list[PeerEffect]:
+    def resume(self) -> None:
         """The round begins anew, under another coordinator: the loop goes on meanwhile."""
         self._closing = None
-        effects = self.give_up_uncommitted(but_ready=True)
+        self.give_up_uncommitted(but_ready=True)
         if not self._parts:
-            effects += self._own.give_back()
-        return [*effects, AnswerLoop(waits=False)]
+            self._own.give_back()
+        self._out.put(AnswerLoop(waits=False))
 
-    def abandoned(self) -> list[PeerEffect]:
+    def abandoned(self) -> None:
         """The coordinator does not average: an attempt that is under way here came to nothing."""
-        return self.resume() if self._is_averaging and self._closing is None else []
+        if self._is_averaging and self._closing is None:
+            self.resume()
 
     # --- the end of a round -------------------------------------------------------------------
 
-    def look(self) -> list[PeerEffect]:
+    def look(self) -> None:
         """Say what has come of attempts, and use averages that are committed and here."""
-        effects: list[PeerEffect] = []
         if self._early:
             present = self._past.height.round
-            effects += self._free_early(lambda each: each.iteration.number <= present)
+            self._free_early(lambda each: each.iteration.number <= present)
         for averaging, part in sorted(self._parts.items()):
             ended = part.state in (RoundState.READY, RoundState.FAILED)
             # A coordinator commits no average that it does not have.
@@ -526,30 +528,29 @@ class Rounds:
                 self._told.add(averaging)
                 lost = (part.unreachable,) if part.unreachable is not None else ()
                 ready = RoundReady(averaging, part.average_hash, part.failure[:200], lost)
-                effects.append(Send(self.coordinator, ready))
+                self._out.send(self.coordinator, ready)
             if part.committed and part.state is RoundState.READY:
-                effects += self._use(averaging, part)
+                self._use(averaging, part)
             elif part.committed and part.state is RoundState.FAILED:
-                effects += self._forget(averaging)
-        return effects
+                self._forget(averaging)
 
-    def commit(self, message: CommitRound) -> list[PeerEffect]:
+    def commit(self, message: CommitRound) -> None:
         """An average counts."""
         part = self._parts.get(message.averaging)
         if part is None:
-            return []
+            return
         if part.average_hash and part.average_hash != message.average_hash:
-            return [noted("round.differs", averaging=message.averaging), *part.give_up()]
-        part.committed_hash = message.average_hash
-        return []
+            self._out.note("round.differs", averaging=message.averaging)
+            self._out.put(*part.give_up())
+        else:
+            part.committed_hash = message.average_hash
 
-    def commit_reached(self, height: Height) -> list[PeerEffect]:
+    def commit_reached(self, height: Height) -> None:
         """The run has come to a state: an average that leads there counts, if it is here."""
         part = self.ready_for(height)
-        if part is None or part.committed:
-            return []
-        part.committed_hash = part.average_hash
-        return self.look()
+        if part is not None and not part.committed:
+            part.committed_hash = part.average_hash
+            self.look()
 
     def ready_for(self, height: Height) -> RoundPart | None:
         """Return the attempt whose average leads to a state, if the average is here."""
@@ -558,63 +559,53 @@ class Rounds:
                 return part
         return None
 
-    def _use(self, averaging: AveragingId, part: RoundPart) -> list[PeerEffect]:
+    def _use(self, averaging: AveragingId, part: RoundPart) -> None:
         """Use a committed average: the loop applies it now, or once it has the state before it."""
         begun = part.begun
         before = part.begun.height
         next_height = reached_by(part)
         own = part.num_own
         num_peers = sum(weight > 0 for weight in begun.weights)
-        average = DeliverAverage(part.round, part.take(), own, part.total.num, num_peers)
-        effects: list[PeerEffect] = [*self._compute.submit(Use(part.num_in_row))]
+        total = part.total.num
+        average = DeliverAverage(part.round, part.take(), own, total, num_peers)
+        self._out.put(*self._compute.submit(Use(part.num_in_row)))
         if own:
-            effects += self._own.count()
+            self._own.count()
         else:
-            effects += self._own.give_back()
+            self._own.give_back()
         # A loop that is about to step by itself, or to load a state, leaves the one before this.
         leaves = self._own.alone or self._loading.under_way
         if self._own.is_stuck and self.coordinator != self._node_id:
             # It falls behind, and loads the run's state once it steps again.
-            effects += self._tensors.release(average.tensor)
+            self._out.put(*self._tensors.release(average.tensor))
         elif before == self._past.height and not leaves:
-            self._past.advance(next_height, part.total.num)
-            effects += self._own.deliver(average)
-            effects.append(
-                noted(
-                    "round.committed",
-                    round=part.round,
-                    samples=part.total.num,
-                    own=own,
-                    peers=num_peers,
-                )
+            self._past.advance(next_height, total)
+            self._own.deliver(average)
+            self._out.note(
+                "round.committed", round=part.round, samples=total, own=own, peers=num_peers
             )
         else:
-            effects += self._loading.keep(LaterAverage(before, next_height, average))
-        return effects + self._forget(averaging)
+            self._loading.keep(LaterAverage(before, next_height, average))
+        self._forget(averaging)
 
-    def _forget(self, averaging: AveragingId) -> list[PeerEffect]:
+    def _forget(self, averaging: AveragingId) -> None:
         del self._parts[averaging]
         self._told.discard(averaging)
-        effects: list[PeerEffect] = []
         era = averaging.iteration.era
-        return effects + self._free_early(
-            lambda each: each.iteration.era == era and each <= averaging
-        )
+        self._free_early(lambda each: each.iteration.era == era and each <= averaging)
 
-    def forget_until(self, round_number: int) -> list[PeerEffect]:
+    def forget_until(self, round_number: int) -> None:
         """The loop has a state: averages that are in it are not needed any more."""
-        effects: list[PeerEffect] = []
         for averaging, part in list(self._parts.items()):
             if part.committed and part.round <= round_number:
-                effects += part.give_up()
-                effects += self._forget(averaging)
-        return effects
+                self._out.put(*part.give_up())
+                self._forget(averaging)
 
-    def enter(self, later: LaterAverage) -> list[PeerEffect]:
+    def enter(self, later: LaterAverage) -> None:
         """An average that came while the state was loaded can be applied."""
         assert later.before == self._past.height
         self._past.advance(later.after, later.average.total)
-        return self._own.deliver(later.average)
+        self._own.deliver(later.average)
 
 
 def reached_by(part: RoundPart) -> Height:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from decod.ids import NodeId
 from decod.protocol.collaboration.coordinator import Coordinator, CoordinatorState
 from decod.protocol.collaboration.loading import Past
-from decod.protocol.core.effects import Effect
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.messages.round_messages import (
     BeginRound,
     CloseRound,
     CommitRound,
+    Height,
     RoundClosed,
     RoundReady,
     Standing,
@@ -21,6 +22,7 @@ from tests.unit.protocol.collaboration.rounds_cast import (
     B,
     C,
     averaging,
+    entry,
     events_of,
     height,
     progress,
@@ -36,14 +38,19 @@ class Lead:
     def __init__(self, *others: NodeId) -> None:
         self.past = Past(START)
         self.now_s = 0.0
-        self.machine = Coordinator(A, "a:1", 1, self.past, CONFIG, 0.0)
+        self.out = EffectSink[Effect]()
+        self.machine = Coordinator(entry(A), 1, self.past, CONFIG, self.out, 0.0)
         for node in others:
-            self.machine.admit(0.0, node, f"{node}:1", START)
+            self.admit(node)
+
+    def admit(self, node: NodeId, at: Height = START) -> list[Effect]:
+        self.machine.admit(0.0, node, f"{node}:1", at)
+        return self.out.taken()
 
     def progress(self, node: NodeId, num: int, **fields: object) -> list[Effect]:
-        return self.machine.progressed(
-            self.now_s, node, progress(num, version=self.machine.version, **fields)
-        )
+        message = progress(num, version=self.machine.version, **fields)
+        self.machine.progressed(self.now_s, node, message)
+        return self.out.taken()
 
     def fill(self, *nodes: NodeId) -> list[Effect]:
         """Have these peers say that they have enough together."""
@@ -52,13 +59,15 @@ class Lead:
     def close(self, node: NodeId, num: int, at_s: float | None = None) -> list[Effect]:
         if at_s is not None:
             self.now_s = at_s
-        return self.machine.closed(self.now_s, node, RoundClosed(CLOSE, num, num))
+        self.machine.closed(self.now_s, node, RoundClosed(CLOSE, num, num))
+        return self.out.taken()
 
     def ready(self, node: NodeId, found: str = "hash", **fields: object) -> list[Effect]:
         attempt = self.machine._attempt
         assert attempt is not None
         message = RoundReady(attempt.averaging, found, **fields)
-        return self.machine.ready(self.now_s, node, message)
+        self.machine.ready(self.now_s, node, message)
+        return self.out.taken()
 
     def begin(self, *nodes: NodeId) -> BeginRound:
         """Have all contribute; return what the peers get."""
@@ -68,12 +77,11 @@ class Lead:
 
     def wait(self, at_s: float) -> list[Effect]:
         """Let time pass, without a word from anybody."""
-        found: list[Effect] = []
         while self.machine.deadline_s <= at_s:
             self.now_s = max(self.now_s, self.machine.deadline_s)
-            found += self.machine.overdue(self.now_s)
+            self.machine.overdue(self.now_s)
         self.now_s = at_s
-        return found
+        return self.out.taken()
 
 
 def begun(effects: list[Effect]) -> BeginRound:
@@ -99,10 +107,11 @@ def test_a_round_without_contributions_comes_to_nothing_and_the_next_one_can_clo
 
 def test_a_word_on_another_attempt_or_from_a_listener_counts_for_nothing() -> None:
     lead = Lead(B)
-    lead.machine.admit(0.0, C, "c:1", height(7))
+    lead.admit(C, height(7))
     lead.begin(A, B)
     stale = RoundReady(averaging(1, 2, term=7), "hash")
-    assert lead.machine.ready(0.0, A, stale) == []
+    lead.machine.ready(0.0, A, stale)
+    assert lead.out.taken() == []
     assert lead.ready(C) == []
     assert lead.ready(A) == []
     assert sent(lead.ready(B), A) == [CommitRound(BEGIN, "hash")]
@@ -141,7 +150,8 @@ def test_all_are_told_how_far_the_round_is() -> None:
     lead.progress(B, 8)
     (message, *_) = [m for m in sent(lead.wait(0.1), B) if isinstance(m, Standing)]
     assert (message.num_samples, message.samples_per_s, message.averaging) == (8, 8.0, False)
-    assert sent(lead.machine.say_standing(1.0), A) == [], "it knows itself"
+    lead.machine.say_standing(1.0)
+    assert sent(lead.out.taken(), A) == [], "it knows itself"
 
 
 # --- a coordinator that only listens --------------------------------------------------------------
@@ -163,6 +173,8 @@ def test_who_keeps_a_listening_coordinator_waiting_is_left_out_in_the_end() -> N
     lead.ready(C)
     waits = replace(progress(0, version=lead.machine.version), awaited=(C,))
     lead.machine.progressed(0.0, A, waits)
+    lead.out.taken()
     lead.machine._peers[B].heard_s = lead.machine._peers[C].heard_s = CONFIG.averaging_timeout_s
     lead.now_s = CONFIG.averaging_timeout_s
-    assert begun(lead.machine.overdue(lead.now_s)).roster == (B,)
+    lead.machine.overdue(lead.now_s)
+    assert begun(lead.out.taken()).roster == (B,)
