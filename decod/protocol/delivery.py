@@ -60,7 +60,7 @@ class Delivery:
         self.outbox = Outbox(context)
         self.measuring = LinkMeasuring(context)
         self.liveness = Liveness(
-            context, lambda: strategy.awaited | forwarding.receivers, forwarding.broken
+            context, lambda: strategy.facts.awaited | forwarding.receivers, forwarding.broken
         )
         self._context = context
         self._bans = BanNews(context, read_bans)
@@ -82,10 +82,9 @@ class Delivery:
 
     def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
         """A tensor has arrived where it was sent to."""
-        if self._strategy.sent(event) and event.to in self._context.view:
-            self._context.spent.sent(now_s, event.duration_s)
+        effects = self._strategy.step(now_s, event)
         self._strategy.copy.replay_source.sent(event)
-        effects = self.forwarding.sent(event) + self.measuring.sent(now_s, event)
+        effects += self.forwarding.sent(event) + self.measuring.sent(now_s, event)
         return effects + self._tensors.release(event.tensor)
 
     def heard(self, now_s: float, received: Received) -> list[Effect]:
@@ -159,7 +158,7 @@ class Delivery:
             effects = self._joining.missed(now_s, event, self._strategy.copy.replay_source)
             return effects + self._strategy.copy.arrival.progressed(now_s)
         effects = self.outbox.undelivered(now_s, event)
-        effects += self._strategy.undelivered(event)
+        effects += self._strategy.step(now_s, event)
         self.measuring.undelivered(event)
         if event.tensor is not None and event.fault is not Fault.LINK:
             late = event.fault is Fault.RATE

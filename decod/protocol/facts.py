@@ -151,7 +151,7 @@ class NodeFacts:
     def __init__(self, machine: NodeMachine) -> None:
         self._machine = machine
         self._context = machine.context
-        self._strategy = machine.strategy
+        self._work = machine.strategy.facts
         self._election = machine.leadership.election
 
     @property
@@ -208,7 +208,7 @@ class NodeFacts:
     @property
     def flows(self) -> Sequence[KnownFlow]:
         """What this node knows of the flows in use."""
-        return self._strategy.known_flows
+        return self._work.known_flows
 
     @property
     def links(self) -> LinkTable:
@@ -222,15 +222,15 @@ class NodeFacts:
 
     @property
     def num_skipped(self) -> int:
-        return self._strategy.positions.num_skipped
+        return self._work.positions.num_skipped
 
     @property
     def num_deferred(self) -> int:
-        return self._strategy.positions.num_deferred
+        return self._work.positions.num_deferred
 
     @property
     def num_reread(self) -> int:
-        return self._strategy.positions.num_reread
+        return self._work.positions.num_reread
 
     @property
     def num_passes(self) -> int:

@@ -82,6 +82,7 @@ from decod.protocol.leadership.leadership import FOR_LEADERSHIP, Fate, Leadershi
 from decod.protocol.leadership.utilisation import Utilisation
 from decod.protocol.links.forwarding import Forwarding
 from decod.protocol.state.rollback import inventory
+from decod.protocol.state.stage_copy import note_return
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.strategy import Strategy, StrategyFactory
@@ -115,10 +116,10 @@ def in_step(context: Context, strategy: Strategy, decision: messages.Open) -> bo
     if begins_era(decision.opening, context):
         back = origin is not None and origin.source is not Source.NEIGHBOURS
         return back or (origin is not None and anchor == strategy.copy.stage.iteration)
-    voted = strategy.voted_for(committed)
+    voted = strategy.facts.voted_for(committed)
     if decision.committed and decision.view_term:
         told = (decision.view_term, decision.view_version)
-        own = strategy.proposal
+        own = strategy.facts.proposal
         level = dict(decision.hashes).get(context.member.stage_index, own) == own
         voted = voted and told == (view.term, view.version) and level
     return anchor == strategy.copy.stage.iteration or voted
@@ -251,9 +252,10 @@ class NodeMachine:
             return NodeState.DRAINING
         if not self.strategy.copy.loaded:
             return NodeState.SYNCING
-        if self.strategy.paused or not self._availability.capacity:
+        facts = self.strategy.facts
+        if facts.paused or not self._availability.capacity:
             return NodeState.PAUSED
-        return NodeState.AGGREGATING if self.strategy.aggregating else NodeState.TRAINING
+        return NodeState.AGGREGATING if facts.aggregating else NodeState.TRAINING
 
     def own_load(self, *, with_kept: bool = False) -> messages.NodeLoad:
         """Return how busy this node is and, if asked, what its host keeps."""
@@ -394,10 +396,11 @@ class NodeMachine:
         if knock_s is not None and knock_s <= now_s:
             yield self._joining.knock(now_s)
         yield self.leadership.overdue(now_s)
-        parts = (self._availability, self._liveness, self._measuring, self.strategy)
-        for overdue in [part.overdue for part in parts]:
+        for part in (self._availability, self._liveness, self._measuring):
             if self.in_view and not self._stopped:
-                yield overdue(now_s)
+                yield part.overdue(now_s)
+        if self.in_view and not self._stopped:
+            yield self.strategy.step(now_s, DeadlinePassed())
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -434,12 +437,12 @@ class NodeMachine:
 
     def _of_view(self, now_s: float, received: Received) -> list[Effect]:
         self._measuring.heard(received.sender, received.message)
-        return self.strategy.of_view(now_s, received.sender, received.message)
+        return self.strategy.step(now_s, received)
 
     def _of_iteration(self, now_s: float, received: Received) -> list[Effect]:
         if isinstance(received.message, messages.BeginAggregation):
             self._announced(now_s, received.sender)
-        return self.strategy.of_iteration(now_s, received) + self.leadership.voted(now_s)
+        return self.strategy.step(now_s, received) + self.leadership.voted(now_s)
 
     def _counted(self, now_s: float, received: Received) -> list[Effect]:
         if isinstance(received.message, messages.UtilisationQuery):
@@ -484,13 +487,11 @@ class NodeMachine:
         if self.in_view and not in_step(self.context, self.strategy, message):
             detail = f"the run has committed iteration {opening.committed.number} without it"
             return [*effects, Stop(StopReason.REMOVED, detail)]
-        effects += self.strategy.note_commit(message)
         return effects + self._open(now_s, message)
 
     def _end(self, now_s: float, decision: messages.Open) -> list[Effect]:
         """The run has ended. What was committed last may only be learnt from that."""
-        effects = self.strategy.note_commit(decision)
-        effects += self.strategy.close(decision.opening)[1] + self.strategy.end()
+        _, effects = self.strategy.close(decision)
         effects += self.forwarding.end()
         self.context.iteration = decision.opening.iteration
         self._ending = Ending(now_s, self.context, decision)
@@ -530,7 +531,7 @@ class NodeMachine:
         strategy = self.strategy
         entering = not self.in_view
         opening = decision.opening
-        committed, effects = strategy.close(opening)
+        committed, effects = strategy.close(decision)
         if committed:
             context.spent.committed(now_s, context.compute.computed_s)
         renewed = changes_view(opening, context)
@@ -548,7 +549,13 @@ class NodeMachine:
         self._joining.entered()
         if returns:
             effects += self._joining.replay.end() if entering else []
-            effects += strategy.begin_era(decision, stage_before, pristine=self._joining.pristine)
+            effects += note_return(decision, context, stage_before)
+            effects += strategy.copy.begin_era(
+                opening,
+                stage_before,
+                stage_index=context.member.stage_index,
+                pristine=self._joining.pristine,
+            )
         elif entering:
             effects += strategy.copy.enter(now_s, decision, self._joining.replay)
         elif committed:
@@ -581,9 +588,9 @@ def _load_of(
     """Return how busy a node is, as `NodeMachine.own_load` does."""
     return messages.NodeLoad(
         node_id=machine.identity.node_id,
-        num_flows=machine.strategy.num_flows,
+        num_flows=machine.strategy.facts.num_flows,
         capacity=capacity,
-        num_microbatches=machine.strategy.num_committed,
+        num_microbatches=machine.strategy.facts.num_committed,
         state=machine.state.value,
         kept=inventory(machine.context) if with_kept else (),
         awaited=awaited,

@@ -213,7 +213,7 @@ def pipeline_of(core: NodeMachine) -> Pipeline:
 def positions_of(machine: object) -> Positions | None:
     """Return a node's count of the data, or None for a stand-in."""
     core = _core_of(machine)
-    return core.strategy.positions if core is not None else None
+    return core.strategy.facts.positions if core is not None else None
 
 
 def view_of(machine: object) -> View | None:

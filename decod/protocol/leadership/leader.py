@@ -533,7 +533,7 @@ class Leader:
         resized = self.seats.resizes(self.view) or self.seats.relieves(self.view)
         changed = gone or comes or (not done and resized)
         view = self._next_view(without=gone, admit=comes) if changed else self.view
-        epoch = 0 if changed else self._strategy.agreed_epoch
+        epoch = 0 if changed else self._strategy.facts.agreed_epoch
         next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
         voted = (vote.hashes, self.loss, num_tokens, self.view.version, self._batch.vote_term)
@@ -608,7 +608,7 @@ class Leader:
         electors = self.quorum.told_with(view)
         recovery = self.recovery
         # While an average travels, all would have to wait for it.
-        travels = self._strategy.average_travels
+        travels = self._strategy.facts.average_travels
         if not travels and self.seats.hurry(view):
             self.sync.hasten(next_iteration)
         how |= {"marks": recovery.marks, "origin": recovery.origin}

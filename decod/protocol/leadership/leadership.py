@@ -308,7 +308,7 @@ class Leadership:
         return leader
 
     def _hashes(self) -> Hashes:
-        vote = self._strategy.vote
+        vote = self._strategy.facts.vote
         agreed = vote is not None and not (
             vote.failure or vote.votes or self._strategy.copy.stage.is_odd
         )
@@ -484,7 +484,7 @@ class Leadership:
             return []
         self.leader = leader = self._new_leader()
         won = replace(won, resigned=self.handover.resigned)
-        return leader.take_over(now_s, won, self._strategy.begun) + self.exclude(now_s)
+        return leader.take_over(now_s, won, self._strategy.facts.begun) + self.exclude(now_s)
 
     def exclude(self, now_s: float) -> list[Effect]:
         """Go on without members that are banned, and forget candidates that are. These are told,
@@ -582,5 +582,5 @@ class Leadership:
 
     def voted(self, now_s: float) -> list[Effect]:
         """Count the vote of all members, if this node leads and the vote is cast."""
-        vote = self._strategy.vote if self.leader is not None else None
+        vote = self._strategy.facts.vote if self.leader is not None else None
         return self.leader.voted(now_s, vote) if self.leader and vote is not None else []

@@ -177,9 +177,13 @@ class ClientCopy(StageCopy):
         self._hashes: dict[int, str] = {}
         """Of all stages, after the last commit that this node has heard of."""
 
+    @override
     def told(self, decision: Open) -> None:
-        """What was committed is known."""
         self._hashes = dict(decision.hashes)
+
+    @override
+    def mended(self) -> list[Effect]:
+        return [] if self.loaded else self.state.ask_again()
 
     @property
     @override

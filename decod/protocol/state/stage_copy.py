@@ -16,7 +16,8 @@
 from typing import Protocol
 
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect
+from decod.protocol.core.effects import Effect, Note
+from decod.protocol.core.era import Origin
 from decod.protocol.core.events import StateFetched, StateFetchFailed
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
@@ -24,6 +25,38 @@ from decod.protocol.state.replay import Entry, Replay
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.rollback import Mirrors, Rollback
 from decod.protocol.state.stage_state import Loaded, StageState
+
+
+def note_return(decision: Open, context: Context, stage_before: int | None) -> list[Effect]:
+    """Return the notes that the run goes back, and that this node serves another stage.
+
+    Args:
+        decision: Begins the era.
+        context: Has its view.
+        stage_before: Of which the node was a member. None: of none.
+    """
+    origin = decision.opening.origin
+    index = context.member.stage_index
+    assert origin is not None
+    fields = (
+        ("iteration", decision.opening.committed.number),
+        ("source", origin.source.value),
+        ("num_repeated", origin.num_repeated),
+        ("reason", _why_back(decision, origin)),
+    )
+    effects: list[Effect] = [Note("run.returned", fields)]
+    if stage_before not in (None, index):
+        context.why = "all nodes of it were lost"
+        effects.append(Note("stage.assigned", (("stage", index), ("reason", context.why))))
+    return effects
+
+
+def _why_back(decision: Open, origin: Origin) -> str:
+    """Return why there is another era; who hears of it later is told why the iteration was
+    repeated.
+    """
+    told = decision.reason
+    return told if told.startswith(origin.reason) else origin.reason
 
 
 class Arrival:
@@ -165,6 +198,13 @@ class StageCopy:
     def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:
         """The node becomes a member: use what it has replayed, or fetch what it lacks."""
         return self.arrival.enter(now_s, decision, replay)
+
+    def told(self, decision: Open) -> None:
+        """What was committed is known."""
+
+    def mended(self) -> list[Effect]:
+        """The view has lost members: fetch what they may have had on its way to this node."""
+        return self.arrival.fetch_instead()
 
     def begin_era(
         self, opening: Opening, stage_before: int | None, *, stage_index: int, pristine: bool

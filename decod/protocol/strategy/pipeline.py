@@ -8,27 +8,34 @@ from collections import deque
 from random import Random
 from typing import TypeVar
 
-from decod.ids import Iteration, NodeId
+from typing_extensions import override
+
+from decod.ids import NodeId
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Effect, Note, Send
-from decod.protocol.core.era import Source
-from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent, earliest
+from decod.protocol.core.events import (
+    DeadlinePassed,
+    JobFinished,
+    Received,
+    SendFailed,
+    TensorSent,
+    earliest,
+)
 from decod.protocol.core.jobs import Job, Measure, Measured
 from decod.protocol.core.messages import CanTake, Message
 from decod.protocol.core.messages.audit_messages import OfOpinion
 from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.messages.routing_messages import RoutingMessage
-from decod.protocol.core.messages.scopes import OfAveraging
+from decod.protocol.core.messages.scopes import OfAveraging, OfView
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.registry import make_routing
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.stage_copy import StageCopy
 from decod.protocol.strategy.data_microbatches import DataMicrobatches
-from decod.protocol.strategy.data_share import Positions
 from decod.protocol.strategy.microbatch import Complaints
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from decod.protocol.strategy.step import (
@@ -36,10 +43,9 @@ from decod.protocol.strategy.step import (
     LocalSteps,
     Step,
     StepPolicy,
-    StepState,
     commit_notes,
-    note_return,
 )
+from decod.protocol.strategy.strategy import StrategyEvent, StrategyFacts
 from decod.protocol.strategy.witnessing import Audits, unproven
 
 
@@ -158,6 +164,47 @@ _EARLY_MAX = 4096
 """Messages that are kept; beyond that the oldest are dropped, as if lost on the way."""
 
 
+class PipelineFacts(StrategyFacts):
+    """What others ask about a member of a pipeline."""
+
+    def __init__(self, context: Context, pipeline: "Pipeline") -> None:
+        super().__init__(context)
+        self._pipeline = pipeline
+
+    @property
+    @override
+    def awaited(self) -> set[NodeId]:
+        pipeline = self._pipeline
+        held = pipeline.microbatches.held.values()
+        awaited = {each.downstream for each in held if each.awaits}
+        if pipeline.flows is not None:
+            awaited |= pipeline.readiness.awaited(pipeline.flows)
+        return awaited | (pipeline._step.awaited if pipeline._step is not None else set())
+
+    @property
+    @override
+    def num_flows(self) -> int:
+        flows = self._pipeline.flows
+        return flows.num_complete if flows is not None else 0
+
+    @property
+    @override
+    def known_flows(self) -> tuple[KnownFlow, ...]:
+        flows = self._pipeline.flows
+        return self._pipeline.routing.known_flows(flows) if flows is not None else ()
+
+    @property
+    @override
+    def agreed_epoch(self) -> int:
+        return self._pipeline.routing.agreed_epoch
+
+    @property
+    @override
+    def average_travels(self) -> bool:
+        overlap = self._pipeline.overlap
+        return overlap is not None and not overlap.settled
+
+
 class Pipeline:
     """Flows, microbatches and reduction of one member.
 
@@ -184,7 +231,7 @@ class Pipeline:
         self.flows: RelayFlows | DataFlows | None = None
         self.overlap = Overlap(context, self._average_settled) if context.run.sync.overlap else None
         self.routing = make_routing(context, rng)
-        self.step: Step | None = None
+        self._step: Step | None = None
         self._audits: Audits | None = None
         self._opened = frozenset[NodeId]()
         """The members with whom the iteration was opened."""
@@ -204,10 +251,7 @@ class Pipeline:
             self.microbatches = RelayMicrobatches(
                 context, lambda: _of(RelayFlows, self.flows), lambda: self.copy.loaded
             )
-        self.num_committed = 0
-        """Microbatches of committed iterations that this node has worked on."""
-        self.positions = Positions(batch=context.run.batch.microbatches_per_iteration)
-        self.paused = False
+        self.facts = PipelineFacts(context, self)
         self._mended = False
         """Whether some members were lost since the flows in use were found."""
         self._early: deque[tuple[NodeId, Message]] = deque(maxlen=_EARLY_MAX)
@@ -224,7 +268,7 @@ class Pipeline:
     @property
     def deadline_s(self) -> float | None:
         flows = self.flows
-        searches = self.copy.loaded and not self.paused
+        searches = self.copy.loaded and not self.facts.paused
         return earliest(
             self.microbatches.deadline_s,
             flows.deadline_s if flows is not None else None,
@@ -232,97 +276,37 @@ class Pipeline:
             self.copy.deadline_s,
         )
 
-    @property
-    def num_flows(self) -> int:
-        return self.flows.num_complete if self.flows is not None else 0
-
-    @property
-    def known_flows(self) -> tuple[KnownFlow, ...]:
-        """What this node knows of the flows in use."""
-        return self.routing.known_flows(self.flows) if self.flows is not None else ()
-
-    @property
-    def average_travels(self) -> bool:
-        """Whether an average is on its way that a later iteration uses."""
-        return self.overlap is not None and not self.overlap.settled
-
-    @property
-    def agreed_epoch(self) -> int:
-        """The settlement that all members can take up at the next opening. 0: none."""
-        return self.routing.agreed_epoch
-
-    @property
-    def awaited(self) -> set[NodeId]:
-        """Those without whom this node's part in the iteration can't go on now."""
-        awaited = {held.downstream for held in self.microbatches.held.values() if held.awaits}
-        if self.flows is not None:
-            awaited |= self.readiness.awaited(self.flows)
-        return awaited | (self.step.awaited if self.step is not None else set())
-
-    @property
-    def begun(self) -> messages.BeginAggregation | None:
-        """Which microbatches count in the iteration, once that is known."""
-        return self.step.begun if self.step is not None else None
-
-    @property
-    def proposal(self) -> str:
-        """The hash of this node's parameters after the proposed step; empty if there is none."""
-        return self.step.vote.proposal if self.step is not None else ""
-
-    @property
-    def aggregating(self) -> bool:
-        """Whether this node has added up its gradients."""
-        return self.step is not None and self.step.state is not StepState.WAITING
-
-    @property
-    def vote(self) -> messages.Ready | None:
-        """The vote of this node's subtree, once it is cast."""
-        return self.step.vote.result if self.step is not None else None
-
-    def voted_for(self, iteration: Iteration) -> bool:
-        """Whether this node holds a proposed step of `iteration`."""
-        voted = self.step is not None and self.step.state is StepState.READY
-        return voted and iteration == self._context.iteration
-
-    def overdue(self, now_s: float) -> list[Effect]:
+    def _overdue(self, now_s: float) -> list[Effect]:
         effects = self.microbatches.overdue(now_s)
         if self.flows is not None:
             effects += self.flows.overdue(now_s)
-        if self.copy.loaded and not self.paused:
+        if self.copy.loaded and not self.facts.paused:
             effects += self.routing.overdue(now_s, self.flows)
         return effects + self.copy.overdue(now_s)
 
-    def sent(self, event: TensorSent) -> bool:
-        """A tensor has arrived at another node. Returns whether the iteration waited for it."""
-        return self.overlap is None or not self.overlap.sent(event)
-
     # --- iterations -------------------------------------------------------------------------------
 
-    def note_commit(self, decision: messages.Open) -> list[Effect]:
-        """Return the note that an iteration is committed, with what this node's vote rests on.
+    def close(self, decision: messages.Open) -> tuple[bool, list[Effect]]:
+        """End the context's iteration as a decision says: keep its step, or undo it.
 
         Who has missed the word hears of it in what opens the next iteration, by another leader.
         """
+        opening = decision.opening
+        facts = self.facts
+        step = self._step
+        committed = facts.voted_for(opening.committed)
+        account = step.account if step is not None else ()
+        effects = commit_notes(decision, facts.begun, account, self._context, voted=committed)
         self._hashes = dict(decision.hashes)
-        voted = self.voted_for(decision.opening.committed)
-        account = self.step.account if self.step is not None else ()
-        return commit_notes(decision, self.begun, account, self._context, voted=voted)
-
-    def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
-        """End the context's iteration as the opening of the next says: keep its step, or undo
-        it.
-        """
-        committed = self.voted_for(opening.committed)
-        step = self.step
         self._stays_ready = committed and self._context.local
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
-        effects = self._abandon_step()
+        effects += self._abandon_step()
         if committed and step is not None:
             averaged = None if self._context.local else self._context.spec.fragment
-            self.num_committed += len(self.microbatches.folded)
+            facts.num_committed += len(self.microbatches.folded)
             effects.append(self._count_work(opening.committed.number))
             if step.begun is not None:
-                self.positions.committed(step.begun)
+                facts.positions.committed(step.begun)
             if isinstance(self.microbatches, DataMicrobatches):
                 marked = opening.mark_of(opening.committed.number) is not None
                 self.microbatches.committed(averaged, marked=marked)
@@ -335,7 +319,8 @@ class Pipeline:
             effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:
             effects += self._context.compute.reset()
-        return committed, effects + self.microbatches.reset()
+        effects += self.microbatches.reset()
+        return committed, effects + (self._end() if decision.ended else [])
 
     def _count_work(self, iteration: int) -> CountWork:
         """Say who has worked on the microbatches of an iteration that is committed."""
@@ -344,37 +329,19 @@ class Pipeline:
             work |= self.microbatches.relays_work()
         return CountWork(iteration, tuple(sorted(work.items())))
 
-    def begin_era(
-        self, decision: messages.Open, stage_before: int | None, *, pristine: bool
-    ) -> list[Effect]:
-        """An era of the run begins for this node, whose view the context has."""
-        opening = decision.opening
-        index = self._context.member.stage_index
-        origin = opening.origin
-        iteration = opening.committed.number
-        assert origin is not None
-        effects = note_return(decision, self._context, stage_before)
-        if origin.source is not Source.NEIGHBOURS:
-            self.positions.go_back(iteration)
-            if isinstance(self.microbatches, DataMicrobatches):
-                self.microbatches.go_back(iteration)
-        return effects + self.copy.begin_era(
-            opening, stage_before, stage_index=index, pristine=pristine
-        )
-
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
         """Begin the context's iteration; `renewed` if its view is a new one."""
         context = self._context
-        self.paused = opening.paused
-        if opening.committed.number == context.start_iteration:
-            self.positions.begin()
+        returns = self.facts.opened(opening)
+        if returns and isinstance(self.microbatches, DataMicrobatches):
+            self.microbatches.go_back(opening.committed.number)
         self.readiness.reset()
         self._complaints.reset()
         amended = self.copy.opened(opening)
         if not self.copy.loaded:
             self._policy.returned()
             amended += self.overlap.returned() if self.overlap is not None else []
-        idle = self.copy.loaded and not self.paused and not self._worked
+        idle = self.copy.loaded and not self.facts.paused and not self._worked
         amended += self._idleness.opened(now_s, idle=idle)
         self._opened = frozenset(context.view.by_id)
         self._begin_step()
@@ -403,10 +370,10 @@ class Pipeline:
         early = [*self._early] if anew and not renewed else []
         self._early.clear()
         for sender, message in early:
-            effects += self.of_view(now_s, sender, message)
+            effects += self._of_view(now_s, sender, message)
         return effects
 
-    def end(self) -> list[Effect]:
+    def _end(self) -> list[Effect]:
         """The run is over: let go of what is held for an iteration that this node may still be
         in.
         """
@@ -419,25 +386,26 @@ class Pipeline:
         context = self._context
         loaded = self.copy.loaded
         source = self.copy.replay_source
-        self.step = Step(context, self._policy, source, self.overlap, loaded=loaded)
+        step = Step(context, self._policy, source, self.overlap, loaded=loaded)
+        self._step = self.facts.step = step
         lost = self._opened - context.view.by_id.keys()
-        of = (context, self.microbatches, self.step.averager)
+        of = (context, self.microbatches, step.averager)
         self._audits = self.copy.judging = Audits(*of, lost, self._hashes, self._fetching)
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""
-        effects = self.step.abandon() if self.step is not None else []
+        effects = self._step.abandon() if self._step is not None else []
         return effects + (self._audits.abandon() if self._audits is not None else [])
 
     def _average_settled(self) -> list[Effect]:
         """The average of the last outer step is here, or dropped."""
-        return self.step.average_settled() if self.step is not None else []
+        return self._step.average_settled() if self._step is not None else []
 
     def mend(self, now_s: float) -> list[Effect]:
         """Go on with the iteration in the context's view, which some members are no more in."""
         context = self._context
         effects = self._abandon_step()
-        if self.aggregating:
+        if self.facts.aggregating:
             effects += context.compute.retract()
         effects += self.copy.arrival.fetch_instead()
         self._begin_step()
@@ -457,7 +425,7 @@ class Pipeline:
         if not self.copy.loaded or self.flows is None:
             return []
         effects = self.flows.activate(now_s) if activate else []
-        if isinstance(self.microbatches, DataMicrobatches) and not self.paused:
+        if isinstance(self.microbatches, DataMicrobatches) and not self.facts.paused:
             effects += self.microbatches.open(now_s, ready=self._stays_ready)
             self._stays_ready = False
         return effects + self._tell_ready()
@@ -471,13 +439,34 @@ class Pipeline:
             effects += self.microbatches.mend(now_s)
         if isinstance(self.microbatches, RelayMicrobatches):
             effects += self.microbatches.admit()
-        if self.step is not None:
-            effects += self.step.state_loaded()
+        if self._step is not None:
+            effects += self._step.state_loaded()
         return effects
 
-    # --- messages -----------------------------------------------------------------------------
+    # --- what happens between two openings --------------------------------------------------------
 
-    def of_view(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+    def step(self, now_s: float, event: StrategyEvent) -> list[Effect]:
+        """Take in a message, what became of one, or a deadline that has passed."""
+        match event:
+            case Received(sender, message) if isinstance(message, OfView):
+                return self._of_view(now_s, sender, message)
+            case Received():
+                return self._of_iteration(now_s, event)
+            case SendFailed():
+                return self._undelivered(event)
+            case TensorSent():
+                return self._sent(now_s, event)
+            case DeadlinePassed():
+                return self._overdue(now_s)
+
+    def _sent(self, now_s: float, event: TensorSent) -> list[Effect]:
+        """A tensor has arrived at another node."""
+        waited = self.overlap is None or not self.overlap.sent(event)
+        if waited and event.to in self._context.view:
+            self._context.spent.sent(now_s, event.duration_s)
+        return []
+
+    def _of_view(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
         """Take in a message of the context's view."""
         flows = self.flows
         if flows is None:
@@ -503,7 +492,7 @@ class Pipeline:
                 return self.routing.received(sender, message)
         return []
 
-    def of_iteration(self, now_s: float, received: Received) -> list[Effect]:
+    def _of_iteration(self, now_s: float, received: Received) -> list[Effect]:
         """Take in a message of the context's iteration."""
         message = received.message
         sender = received.sender
@@ -525,10 +514,10 @@ class Pipeline:
                 return microbatches.reroute(now_s, sender, message)
             case messages.Mended() if isinstance(microbatches, DataMicrobatches):
                 return microbatches.mended(sender, message)
-        assert self.step is not None
+        assert self._step is not None
         if isinstance(message, (messages.Audit, OfOpinion)) and self._audits is not None:
             return self._audits.received(received)
-        effects = self.step.received(received)
+        effects = self._step.received(received)
         begun = isinstance(message, messages.BeginAggregation)
         return effects + (self._contribute() if begun else [])
 
@@ -546,9 +535,9 @@ class Pipeline:
 
     def _contribute(self) -> list[Effect]:
         """Take part in the reduction, as soon as all that this node has to add up is added."""
-        if self.step is None or not self.microbatches.all_done:
+        if self._step is None or not self.microbatches.all_done:
             return []
-        return self.step.contribute(self.microbatches.folded)
+        return self._step.contribute(self.microbatches.folded)
 
     def _peer_ready(self, peer: NodeId) -> list[Effect]:
         self.readiness.peer_ready(peer)
@@ -561,7 +550,7 @@ class Pipeline:
             return []
         return self.readiness.tell(self.flows)
 
-    def undelivered(self, event: SendFailed) -> list[Effect]:
+    def _undelivered(self, event: SendFailed) -> list[Effect]:
         """A message or tensor did not arrive."""
         if self.overlap is not None:
             self.overlap.undelivered(event)

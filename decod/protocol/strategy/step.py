@@ -22,7 +22,6 @@ from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import Clipping, StepVote
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send, noted
-from decod.protocol.core.era import Origin
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.fingerprints import add_digests, digest_of
 from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared, StepLocally
@@ -200,38 +199,6 @@ def commit_notes(
     return [Note("step.committed", fields)]
 
 
-def note_return(decision: Open, context: Context, stage_before: int | None) -> list[Effect]:
-    """Return the notes that the run goes back, and that this node serves another stage.
-
-    Args:
-        decision: Begins the era.
-        context: Has its view.
-        stage_before: Of which the node was a member. None: of none.
-    """
-    origin = decision.opening.origin
-    index = context.member.stage_index
-    assert origin is not None
-    fields = (
-        ("iteration", decision.opening.committed.number),
-        ("source", origin.source.value),
-        ("num_repeated", origin.num_repeated),
-        ("reason", _why_back(decision, origin)),
-    )
-    effects: list[Effect] = [Note("run.returned", fields)]
-    if stage_before not in (None, index):
-        context.why = "all nodes of it were lost"
-        effects.append(Note("stage.assigned", (("stage", index), ("reason", context.why))))
-    return effects
-
-
-def _why_back(decision: Open, origin: Origin) -> str:
-    """Return why there is another era; who hears of it later is told why the iteration was
-    repeated.
-    """
-    told = decision.reason
-    return told if told.startswith(origin.reason) else origin.reason
-
-
 _NOTHING = Weight(0, 0)
 
 
@@ -321,6 +288,26 @@ class Step:
         if self._proposing:
             return StepState.PROPOSING
         return StepState.WAITING if self._own is None else StepState.AVERAGING
+
+    @property
+    def aggregating(self) -> bool:
+        """Whether this node has added up its gradients."""
+        return self.state is not StepState.WAITING
+
+    @property
+    def made(self) -> bool:
+        """Whether the vote of this node's subtree is cast."""
+        return self.vote.cast
+
+    @property
+    def result(self) -> Ready | None:
+        """That vote."""
+        return self.vote.result
+
+    @property
+    def proposal(self) -> str:
+        """The hash of this node's parameters after the step; empty if it has proposed nothing."""
+        return self.vote.proposal
 
     @property
     def awaited(self) -> set[NodeId]:

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect
@@ -42,8 +43,7 @@ class Run:
             batch=BatchConfig(num_data_nodes=2),
             protocol=config,
         )
-        self.agreed_epoch = 0
-        self.average_travels = False
+        self.facts = SimpleNamespace(agreed_epoch=0, average_travels=False)
         self.leader = Leader(D0, settings, FACTS, self)  # It stands for the strategy, too.
         self.leader.polling.start(0.0)
         self.incarnations = itertools.count(1)

@@ -27,7 +27,7 @@ def test_the_word_that_the_run_is_over_brings_the_last_commit_along() -> None:
     """It may overtake it. Then the step is made final before the node stops (I3)."""
     world = training("r1a", num_iterations=3)
     host = world.hosts[R1A]
-    world.turn_until(lambda: host.machine.strategy.voted_for(Iteration(1, 1)))
+    world.turn_until(lambda: host.machine.strategy.facts.voted_for(Iteration(1, 1)))
     assert host.iteration == 0
     opening = Opening(Iteration(2, 2), Iteration(1, 1), host.machine.context.view)
     effects = host.machine.step(1.0, ev.Received(D0, ended(Iteration(2, 1), opening, "enough")))

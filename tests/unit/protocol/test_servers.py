@@ -27,6 +27,7 @@ from decod.protocol.core.messages.server_messages import (
     Unable,
 )
 from decod.protocol.core.view import Opening, Role
+from decod.protocol.state.stage_copy import note_return
 from decod.protocol.strategy.servers.servers import Servers
 from decod.run.run_config import Organisation
 from decod.run.training_config import BatchConfig, ServersConfig
@@ -78,7 +79,7 @@ class Node:
         if isinstance(message, (StageActivation, StageGradient)):
             self._num_tensors += 1
             carried = tensor(self._num_tensors)
-        return self.strategy.of_iteration(0.0, received(sender, message, carried))
+        return self.strategy.step(0.0, received(sender, message, carried))
 
     def look(self, job: Inspect) -> list[Effect]:
         """Find that what a client returned can be used."""
@@ -106,10 +107,11 @@ def server() -> Node:
 
 
 def test_there_are_no_flows_and_no_averages_that_travel() -> None:
-    strategy = server().strategy
-    assert (strategy.known_flows, strategy.agreed_epoch) == ((), 0)
-    assert not strategy.average_travels
-    assert strategy.of_view(0.0, B1A, LinkProbe()) == []
+    node = server()
+    facts = node.strategy.facts
+    assert (facts.known_flows, facts.agreed_epoch) == ((), 0)
+    assert not facts.average_travels
+    assert node.hear(LinkProbe()) == []
 
 
 # --- who takes in what ----------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def test_what_did_not_reach_a_worker_is_told_to_who_gave_it() -> None:
     node.hear(gradient(mb(1), Leg.ONWARD))
 
     def failed(message: Message) -> list[Effect]:
-        return node.strategy.undelivered(SendFailed(C1A, message, "lost", fault=Fault.LINK))
+        return node.strategy.step(0.0, SendFailed(C1A, message, "lost", fault=Fault.LINK))
 
     frontal = node.strategy.frontal
     assert frontal is not None
@@ -196,7 +198,9 @@ def test_who_hears_that_the_run_goes_back_says_so(name: NodeId, role: Role, sour
     now, before = Iteration(1, 1, 1), Iteration(0, 1, 1)
     opening = Opening(now, before, node.context.view, origin=Origin(source, (1,), 0))
     told = Open(ITERATION, Outcome.ROLLED_BACK, opening, "stage 1 is lost")
-    assert "run.returned" in notes_of(node.strategy.begin_era(told, None, pristine=False))
+    assert "run.returned" in notes_of(note_return(told, node.context, None))
+    goes_back = source is not Source.NEIGHBOURS
+    assert [node.strategy.facts.opened(opening) for _ in range(2)] == [goes_back, False]
 
 
 def test_with_late_steps_servers_compute_the_next_parameters_first() -> None:

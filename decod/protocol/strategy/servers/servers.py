@@ -19,16 +19,24 @@ Source: reliable and unreliable parameter servers, section 3.2.
 from collections.abc import Sequence
 from random import Random
 
-from decod.ids import Iteration, MicrobatchId, NodeId, TensorId
+from typing_extensions import override
+
+from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, AveragingState, Weight, added, port_of
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Effect, Note, Send, Stop, StopReason
-from decod.protocol.core.era import Source
-from decod.protocol.core.events import JobFinished, Received, SendFailed, TensorSent, earliest
+from decod.protocol.core.events import (
+    DeadlinePassed,
+    JobFinished,
+    Received,
+    SendFailed,
+    TensorSent,
+    earliest,
+)
 from decod.protocol.core.jobs import CommitStep, Job, StepAhead
-from decod.protocol.core.messages import BeginAggregation, Leave, Message
+from decod.protocol.core.messages import BeginAggregation, Leave
 from decod.protocol.core.messages.scopes import OfAveraging
 from decod.protocol.core.messages.server_messages import (
     Fetch,
@@ -46,10 +54,8 @@ from decod.protocol.core.messages.server_messages import (
     Unable,
 )
 from decod.protocol.core.view import Opening, Role, tree_place
-from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.state.client_copy import ClientCopy
 from decod.protocol.state.stage_copy import StageCopy
-from decod.protocol.strategy.data_share import Positions
 from decod.protocol.strategy.servers.backward import BackwardServer
 from decod.protocol.strategy.servers.frontal import FrontalServer
 from decod.protocol.strategy.servers.home import HomeMicrobatches
@@ -59,13 +65,12 @@ from decod.protocol.strategy.step import (
     Account,
     EveryIteration,
     Step,
-    StepState,
     account_of,
     averaging_of,
     commit_notes,
-    note_return,
     weight_of,
 )
+from decod.protocol.strategy.strategy import StrategyEvent, StrategyFacts
 
 
 class Contribution:
@@ -86,6 +91,8 @@ class Contribution:
         self.averager = Averager(context.node_id, averaging, port_of(context), self)
         self._own: Weight | None = None
         """What is in this node's sum, once it is whole."""
+        self.proposal = ""
+        self.result: messages.Ready | None = None
 
     @property
     def made(self) -> bool:
@@ -93,9 +100,9 @@ class Contribution:
         return self.averager.state is not AveragingState.WAITING
 
     @property
-    def awaited(self) -> set[NodeId]:
-        """Nobody: the servers have what they need, and the leader will say so."""
-        return set()
+    def aggregating(self) -> bool:
+        """The same."""
+        return self.made
 
     @property
     def account(self) -> Account:
@@ -160,6 +167,28 @@ class Contribution:
         return [Send(self._context.view.leader, leave), stop]
 
 
+class ServersFacts(StrategyFacts):
+    """What others ask about a member where stages have servers."""
+
+    def __init__(self, context: Context, servers: "Servers") -> None:
+        super().__init__(context)
+        self._servers = servers
+
+    @property
+    @override
+    def awaited(self) -> set[NodeId]:
+        servers = self._servers
+        parts = (servers.home, servers.frontal, servers.backward, servers.worker, servers._step)
+        found = {node for part in parts if part is not None for node in part.awaited}
+        return found - {self._context.node_id}
+
+    @property
+    @override
+    def num_flows(self) -> int:
+        worker = self._servers.worker
+        return len(worker.tasks) if worker is not None else 0
+
+
 class Servers:
     """One member's work in a run whose stages are organised as servers.
 
@@ -199,11 +228,9 @@ class Servers:
             self.frontal = FrontalServer(context, courier, KeptTensors(context, room))
             self.backward = BackwardServer(context, courier, KeptTensors(context, room))
         self._policy = EveryIteration()
-        self.step: Step | None = None
+        self._step: Step | None = None
         self.contribution: Contribution | None = None
-        self.num_committed = 0
-        self.positions = Positions(batch=context.run.batch.microbatches_per_iteration)
-        self.paused = False
+        self.facts = ServersFacts(context, self)
         self._settled: dict[NodeId, Weight] = {}
         """What backward servers know to be in their workers' sums."""
         self._placement: Placement | None = None
@@ -212,116 +239,47 @@ class Servers:
         self._offered = False
         """Whether this node's servers know that it takes microbatches of the iteration."""
 
-    # --- what the leader and others ask -------------------------------------------------------
-
     @property
     def deadline_s(self) -> float | None:
         frontal_s = self.frontal.deadline_s if self.frontal is not None else None
         backward_s = self.backward.deadline_s if self.backward is not None else None
         return earliest(frontal_s, backward_s, self.copy.deadline_s)
 
-    @property
-    def num_flows(self) -> int:
-        """Microbatches that this node has in hand. There are no flows."""
-        return len(self.worker.tasks) if self.worker is not None else 0
-
-    @property
-    def known_flows(self) -> tuple[KnownFlow, ...]:
-        """There are none."""
-        return ()
-
-    @property
-    def agreed_epoch(self) -> int:
-        """There are no routes to agree on."""
-        return 0
-
-    @property
-    def average_travels(self) -> bool:
-        """No average of one iteration is used in another."""
-        return False
-
-    @property
-    def begun(self) -> messages.BeginAggregation | None:
-        """Which microbatches count in the iteration, once that is known."""
-        part = self.step or self.contribution
-        return part.begun if part is not None else None
-
-    @property
-    def proposal(self) -> str:
-        """The hash of this node's parameters after the proposed step; empty if there is none."""
-        return self.step.vote.proposal if self.step is not None else ""
-
-    @property
-    def aggregating(self) -> bool:
-        """Whether this node has added up its gradients."""
-        if self.contribution is not None:
-            return self.contribution.made
-        return self.step is not None and self.step.state is not StepState.WAITING
-
-    @property
-    def vote(self) -> messages.Ready | None:
-        """The vote of this node's subtree, once it is cast."""
-        return self.step.vote.result if self.step is not None else None
-
-    @property
-    def awaited(self) -> set[NodeId]:
-        """Those without whom this node's part in the iteration can't go on now."""
-        parts = (self.home, self.frontal, self.backward, self.worker, self.step)
-        found = {node for part in parts if part is not None for node in part.awaited}
-        return found - {self._context.node_id}
-
-    def voted_for(self, iteration: Iteration) -> bool:
-        """Whether this node holds a proposed step of `iteration`, or has contributed to it."""
-        if iteration != self._context.iteration:
-            return False
-        if self.contribution is not None:
-            return self.contribution.made
-        return self.step is not None and self.step.state is StepState.READY
-
-    # --- time ---------------------------------------------------------------------------------
-
-    def overdue(self, now_s: float) -> list[Effect]:
+    def _overdue(self, now_s: float) -> list[Effect]:
         effects = self.frontal.overdue(now_s) if self.frontal is not None else []
         effects += self.backward.overdue(now_s) if self.backward is not None else []
         return effects + self.copy.overdue(now_s)
 
-    def sent(self, event: TensorSent) -> bool:  # noqa: ARG002
-        """A tensor has arrived at another node. Returns whether the iteration waited for it."""
-        return True
-
     # --- iterations -------------------------------------------------------------------------------
 
-    def note_commit(self, decision: messages.Open) -> list[Effect]:
-        """Return the note that an iteration is committed, with what this node's vote rests on."""
-        if isinstance(self.copy, ClientCopy):
-            self.copy.told(decision)
-        voted = self.voted_for(decision.opening.committed)
-        part = self.step or self.contribution
+    def close(self, decision: messages.Open) -> tuple[bool, list[Effect]]:
+        """End the context's iteration as a decision says: keep its step, or undo it."""
+        opening = decision.opening
+        facts = self.facts
+        committed = facts.voted_for(opening.committed)
+        begun = facts.begun
+        self.copy.told(decision)
+        part = self._step or self.contribution
         account = part.account if part is not None else ()
-        averaged = self.step.contributions() if account and self.step is not None else []
-        return averaged + commit_notes(decision, self.begun, account, self._context, voted=voted)
-
-    def close(self, opening: Opening) -> tuple[bool, list[Effect]]:
-        """End the context's iteration as the opening of the next says: keep its step, or undo
-        it.
-        """
-        committed = self.voted_for(opening.committed)
-        begun = self.begun
-        effects = self._abandon_step()
+        effects = self._step.contributions() if account and self._step is not None else []
+        effects += commit_notes(decision, begun, account, self._context, voted=committed)
+        effects += self._abandon_step()
         compute = self._context.compute
         if committed and begun is not None:
-            self.num_committed += len(self._folded)
+            facts.num_committed += len(self._folded)
             effects.append(self._count_work(opening.committed.number))
-            self.positions.committed(begun)
+            facts.positions.committed(begun)
             if self.home is not None:
                 marked = opening.mark_of(opening.committed.number) is not None
                 self.home.committed(marked=marked)
-        if committed and self.step is not None:
-            self.copy.stage.parameter_hash = self.step.vote.proposal
+        if committed and self._step is not None:
+            self.copy.stage.parameter_hash = self._step.vote.proposal
             effects += compute.submit(CommitStep(opening.committed.number))
-        elif self.step is not None or self.contribution is not None:
+        elif self._step is not None or self.contribution is not None:
             effects += compute.reset()
-        return committed and self.step is not None, effects + self._reset()
+        effects += self._reset()
+        stepped = committed and self._step is not None
+        return stepped, effects + (self._end() if decision.ended else [])
 
     def _reset(self) -> list[Effect]:
         parts = (self.home, self.frontal, self.backward, self.worker)
@@ -340,30 +298,14 @@ class Servers:
                 work[worker] = max(num, work.get(worker, 0))
         return CountWork(iteration, tuple(sorted(work.items())))
 
-    def begin_era(
-        self, decision: messages.Open, stage_before: int | None, *, pristine: bool
-    ) -> list[Effect]:
-        """An era of the run begins for this node, whose view the context has."""
-        opening = decision.opening
-        index = self._context.member.stage_index
-        effects = note_return(decision, self._context, stage_before)
-        assert opening.origin is not None
-        if opening.origin.source is not Source.NEIGHBOURS:
-            self.positions.go_back(opening.committed.number)
-            if self.home is not None:
-                self.home.go_back(opening.committed.number)
-        return effects + self.copy.begin_era(
-            opening, stage_before, stage_index=index, pristine=pristine
-        )
-
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:  # noqa: ARG002
         """Begin the context's iteration; `renewed` if its view is a new one."""
         context = self._context
-        self.paused = opening.paused
+        returns = self.facts.opened(opening)
+        if returns and self.home is not None:
+            self.home.go_back(opening.committed.number)
         self._offered = False
         self._view = context.view
-        if opening.committed.number == context.start_iteration:
-            self.positions.begin()
         self._placement = Placement(
             context.view,
             num_microbatches=context.run.batch.num_microbatches,
@@ -380,19 +322,20 @@ class Servers:
         """Begin the step of an iteration, or begin it again with other members."""
         self._settled.clear()
         if self._role is Role.CLIENT:
-            self.contribution = Contribution(self._context)
+            self.contribution = self.facts.step = Contribution(self._context)
             return
         source = self.copy.replay_source
-        self.step = Step(self._context, self._policy, source, loaded=self.copy.loaded)
+        step = Step(self._context, self._policy, source, loaded=self.copy.loaded)
+        self._step = self.facts.step = step
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""
-        part = self.step or self.contribution
+        part = self._step or self.contribution
         return part.abandon() if part is not None else []
 
     def _take_up(self) -> list[Effect]:
         """Work on the iteration, if this node holds the parameters that it needs."""
-        if not self.copy.loaded or self.paused or self._offered or self._placement is None:
+        if not self.copy.loaded or self.facts.paused or self._offered or self._placement is None:
             return []
         self._offered = True
         # Before all passes: others wait for what comes of it.
@@ -423,21 +366,19 @@ class Servers:
         event = "parameters.loaded" if self._role is Role.CLIENT else "state.loaded"
         note = Note(event, (("iteration", self.copy.stage.iteration),))
         effects = [note, *self._take_up()]
-        return effects + (self.step.state_loaded() if self.step is not None else [])
+        return effects + (self._step.state_loaded() if self._step is not None else [])
 
     def mend(self, now_s: float) -> list[Effect]:  # noqa: ARG002
         """Go on with the iteration in the context's view, which some members are no more in."""
         before = self._view
         self._view = self._context.view
         effects = self._abandon_step()
-        if self.aggregating:
+        if self.facts.aggregating:
             effects += self._context.compute.retract()
-        effects += self.copy.arrival.fetch_instead()
+        effects += self.copy.mended()
         self._begin_step()
         if self._placement is None:
             return effects
-        if not self.copy.loaded and isinstance(self.copy, ClientCopy):
-            effects += self.copy.state.ask_again()
         if self.worker is not None:
             self.worker.reopen()  # This node's servers may give it something at once.
         for part in (self.frontal, self.backward, self.worker, self.home):
@@ -445,20 +386,29 @@ class Servers:
                 effects += part.mend(before)
         return effects
 
-    def end(self) -> list[Effect]:
+    def _end(self) -> list[Effect]:
         """The run is over: let go of what is held for an iteration that this node may still be
         in.
         """
         return self._abandon_step() + self.copy.end() + self._reset()
 
-    # --- messages -----------------------------------------------------------------------------
+    # --- what happens between two openings --------------------------------------------------------
 
-    def of_view(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:  # noqa: ARG002
-        """Take in nothing: there are no flows."""
-        return []
+    def step(self, now_s: float, event: StrategyEvent) -> list[Effect]:
+        """Take in a message, what became of one, or a deadline that has passed."""
+        match event:
+            case Received():
+                return self._received(event)
+            case SendFailed():
+                return self._undelivered(event)
+            case TensorSent():
+                if event.to in self._context.view:
+                    self._context.spent.sent(now_s, event.duration_s)
+                return []
+            case DeadlinePassed():
+                return self._overdue(now_s)
 
-    def of_iteration(self, now_s: float, received: Received) -> list[Effect]:  # noqa: ARG002
-        """Take in a message of the context's iteration."""
+    def _received(self, received: Received) -> list[Effect]:
         message = received.message
         tensor = received.tensor
         match message:
@@ -476,7 +426,7 @@ class Servers:
         return self._of_work(received)
 
     def _of_step(self, received: Received) -> list[Effect]:
-        part = self.step or self.contribution
+        part = self._step or self.contribution
         return part.received(received) if part is not None else released(received)
 
     def _begin_aggregation(self, received: Received) -> list[Effect]:
@@ -488,17 +438,17 @@ class Servers:
 
     def _contribute(self) -> list[Effect]:
         """Contribute to the average, as soon as nothing is left that this node is to fold in."""
-        begun = self.begun
+        begun = self.facts.begun
         if begun is None:
             return []
         if self.home is not None:
-            assert self.step is not None
-            return self.step.contribute(self.home.folded) if self.home.all_done else []
+            assert self._step is not None
+            return self._step.contribute(self.home.folded) if self.home.all_done else []
         assert self.worker is not None
         batch = Weight(begun.num_committed, begun.digest)
         if not self.worker.all_done or added(self._settled.values()) != batch:
             return []
-        part = self.step or self.contribution
+        part = self._step or self.contribution
         assert part is not None
         return self.worker.close() + part.contribute(self.worker.folded)
 
@@ -546,7 +496,7 @@ class Servers:
             return released(received)
         return _heard_by_server(frontal, backward, received, self._context)
 
-    def undelivered(self, event: SendFailed) -> list[Effect]:
+    def _undelivered(self, event: SendFailed) -> list[Effect]:
         """A message or tensor did not arrive."""
         message = event.message
         match message:
