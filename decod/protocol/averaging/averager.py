@@ -25,10 +25,10 @@ A part that arrives early is kept. An averager knows neither stage, view nor vot
 average gives it the roster and the total. Listeners get the average, and contribute nothing.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
@@ -39,7 +39,6 @@ from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.jobs import AverageKind, Gather, Job, Reduce, Squared
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
-from decod.protocol.core.view import Role
 
 
 class AveragingState(Enum):
@@ -107,24 +106,10 @@ class TensorPort:
     """Of an average."""
     compresses: bool = False
     """The device keeps what coding leaves out, even if it contributes nothing."""
-    keeps: bool = False
-    """Contributions and means are kept until `Averager.abandon`: they may be audited."""
     contribution: TensorId | None = None
     """The input of the first `Gather`. None: the device has this node's contribution."""
     kind: AverageKind = AverageKind.NOW
     """Of an average for which everybody waits."""
-
-
-class Contributed(NamedTuple):
-    """What a member has contributed to a part of an average."""
-
-    part: int
-    owner: NodeId
-    """Who reduces the part."""
-    contributor: NodeId
-    weight: Weight
-    tensor: TensorId | None
-    """None: there was none of this member."""
 
 
 @dataclass(slots=True)
@@ -150,21 +135,15 @@ class _Phase:
     """Of all parts."""
     nums: dict[int, int] = field(default_factory=dict)
     """Microbatches in each mean."""
+    square_sums: dict[int, float] = field(default_factory=dict)
+    """The sum of the squares of each mean."""
 
 
 class AveragingUser(Protocol):
     """Who needs the average."""
 
-    def part_squared(self, part: int, square_sum: float) -> list[Effect]:
-        """One part of the average is known, and the sum of its squares."""
-        ...
-
     def averaged(self) -> list[Effect]:
         """All parts are here: `Averager.take` gives them."""
-        ...
-
-    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
-        """What these members have contributed stands out from the others' contributions."""
         ...
 
     def lacking(self, found: Weight) -> list[Effect]:
@@ -176,6 +155,33 @@ class AveragingUser(Protocol):
         ...
 
 
+class AveragingObserver(Protocol):
+    """Who sees all that goes into an average, and comes of it, at this node.
+
+    The tensors are the averager's. Whoever needs one for longer retains it.
+    """
+
+    def contributed_to(
+        self,
+        part: int,
+        owner: NodeId,
+        weights: Mapping[NodeId, Weight],
+        tensors: Mapping[NodeId, TensorId],
+    ) -> None:
+        """What members have contributed to a part of the phase: this node, or all of them if it is
+        the part's owner. Who has contributed nothing has no tensor.
+        """
+        ...
+
+    def reduced(self, part: int, mean: TensorId) -> None:
+        """The mean of a part is here."""
+        ...
+
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        """What these members have contributed stands out from the others' contributions."""
+        ...
+
+
 class Averager:
     """One member's part in one average.
 
@@ -184,15 +190,22 @@ class Averager:
         averaging: The average.
         port: Tensors and device.
         user: Told how it ends.
+        observer: Sees what is averaged. None: nobody does.
     """
 
     def __init__(
-        self, node_id: NodeId, averaging: Averaging, port: TensorPort, user: AveragingUser
+        self,
+        node_id: NodeId,
+        averaging: Averaging,
+        port: TensorPort,
+        user: AveragingUser,
+        observer: AveragingObserver | None = None,
     ) -> None:
         self.state = AveragingState.WAITING
         self._node_id = node_id
         self._port = port
         self._user = user
+        self._observer = observer
         self._averaging = averaging
         self._id = averaging.id
         self._roster = averaging.roster
@@ -213,8 +226,6 @@ class Averager:
         """Phases whose grace window is over."""
         self.outgoing: dict[TensorId, NodeId] = {}
         """Contributions on their way to the owners of their parts."""
-        self._sent: dict[int, TensorId] = {}
-        """Of those, what is kept, by part."""
         self._withholds = False
         self.missed: set[int] = set()
         """Parts of all phases, counted on, whose means lack this node's contribution."""
@@ -258,37 +269,18 @@ class Averager:
         num = self._own.num if self._own is not None else 0
         return -(-num * num_missed // self.num_parts)
 
-    def contributed(self) -> list[Contributed]:
-        """Return what this node knows of contributions, which it has kept: its own to all parts,
-        and those of all members to the parts that it has reduced.
-        """
-        phase = self._phases[-1]
-        own = self._own
-        found = list[Contributed]()
-        for part, owner in enumerate(self._owners):
-            if owner == self._node_id:
-                given = phase.own[part]
-                found += [
-                    Contributed(part, owner, node, given.weights[node], given.tensors.get(node))
-                    for node in self._roster
-                    if node in given.weights
-                ]
-            elif own is not None:
-                found.append(Contributed(part, owner, self._node_id, own, self._sent.get(part)))
-        return found
+    @property
+    def square_sums(self) -> Mapping[int, float]:
+        """The sum of the squares of each part, once the average is whole."""
+        return self._phases[-1].square_sums
 
     def owners_of(self, parts: Collection[int]) -> tuple[NodeId, ...]:
         """Return who reduces some parts."""
         return tuple(self._owners[part] for part in parts)
 
-    def mean_of(self, part: int) -> TensorId | None:
-        """Return the mean of a part, if it was kept."""
-        return self._phases[-1].means.get(part)
-
     def abandon(self) -> list[Effect]:
         """Release all tensors that are held for the average."""
-        tensors = [*self._sent.values()]
-        self._sent.clear()
+        tensors = list[TensorId]()
         for phase in self._phases:
             tensors += phase.means.values()
             phase.means.clear()
@@ -310,12 +302,8 @@ class Averager:
         found = list[TensorId]()
         for phase in self._phases:
             assert len(phase.means) == self.num_parts
-            means = [phase.means[part] for part in range(self.num_parts)]
-            if self._port.keeps:
-                means = [self._port.tensors.retain(mean) for mean in means]
-            else:
-                phase.means.clear()
-            found += means
+            found += (phase.means[part] for part in range(self.num_parts))
+            phase.means.clear()
         return found
 
     def listen(self) -> list[Effect]:
@@ -413,14 +401,15 @@ class Averager:
         self.outgoing = {}
         for part, owner in enumerate(self._owners):
             message = ReducePart(self._id, part, own.num, own.digest, self._overlapped, self._phase)
+            tensors = {self._node_id: outputs[part]} if outputs else {}
             if owner == self._node_id:
                 phase.own[part].weights[owner] = own
-                if outputs:
-                    phase.own[part].tensors[owner] = outputs[part]
-            elif outputs:
+                phase.own[part].tensors |= tensors
+                continue
+            if self._observer is not None:
+                self._observer.contributed_to(part, owner, {self._node_id: own}, tensors)
+            if outputs:
                 self.outgoing[outputs[part]] = owner
-                if self._port.keeps:
-                    self._sent[part] = self._port.tensors.retain(outputs[part])
                 effects.append(SendTensor(owner, message, outputs[part]))
             else:
                 effects.append(Send(owner, message))
@@ -450,8 +439,9 @@ class Averager:
         readers = self._averaging.readers or self._roster
         others = [node for node in readers if node != self._node_id]
         effects = self._share((*others, *self._listeners), own)
-        if odd := tuple(own.given[k] for k in result.standing_out):
-            notes += self._user.stand_out(odd)
+        odd = tuple(own.given[k] for k in result.standing_out)
+        if odd and self._observer is not None:
+            notes += self._observer.stand_out(odd)
         return notes + effects + self._keep(message, output)
 
     def _share(self, nodes: Sequence[NodeId], own: _OwnPart) -> list[Effect]:
@@ -525,11 +515,10 @@ class Averager:
         own.given = tuple(node for node in self._roster if node in own.tensors)
         weights = tuple(own.weights[node].num for node in own.given)
         assert sum(weights) == found.num, "a part would be left out"
+        if self._observer is not None:
+            self._observer.contributed_to(part, self._node_id, own.weights, own.tensors)
         inputs = [own.tensors[node] for node in own.given]
-        if self._port.keeps:
-            inputs = [self._port.tensors.retain(tensor) for tensor in inputs]
-        else:
-            own.tensors.clear()
+        own.tensors.clear()
         spec = self._averaging.spec
         lenient = self._total is None
         job = Reduce(part, self.num_parts, weights, self._phase, spec, lenient, kind=self._kind)
@@ -548,9 +537,12 @@ class Averager:
         assert message.part not in phase.means, f"{message} would be replaced, and never freed"
         phase.means[message.part] = tensor
         phase.nums[message.part] = message.num_microbatches
+        phase.square_sums[message.part] = message.square_sum
+        if self._observer is not None:
+            self._observer.reduced(message.part, tensor)
         if self._contributes and self._roster.index(self._node_id) in message.missing:
             self.missed.add(message.phase * self.num_parts + message.part)
-        return self._user.part_squared(message.part, message.square_sum) + self._advance()
+        return self._advance()
 
     def _advance(self) -> list[Effect]:
         """Go on when all means of the phase are here."""
@@ -590,11 +582,5 @@ class Averager:
 
 def port_of(context: Context) -> TensorPort:
     """Return what averagers need of a node."""
-    keeps = context.run.audited and context.member.role is Role.RELAY
-    return TensorPort(
-        context.tensors,
-        context.compute,
-        context.run.sync.num_phases,
-        context.run.sync.compresses,
-        keeps,
-    )
+    sync = context.run.sync
+    return TensorPort(context.tensors, context.compute, sync.num_phases, sync.compresses)

@@ -304,10 +304,6 @@ class Overlap:
 
     # --- the average --------------------------------------------------------------------------
 
-    def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
-        """One part is known: nothing is clipped here."""
-        return []
-
     def averaged(self) -> list[Effect]:
         """The average is here."""
         averager = self._averager
@@ -318,10 +314,6 @@ class Overlap:
         self.num_late = averager.num_missed
         self.travel_s = self._context.now_s - self._begun_s
         return self._is_settled()
-
-    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:  # noqa: ARG002
-        """Members that step by themselves are not audited."""
-        return []
 
     def lacking(self, found: Weight) -> list[Effect]:
         """Members may have been lost, so nobody knows what the sums add up to."""

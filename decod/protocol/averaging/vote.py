@@ -54,15 +54,12 @@ class Clipping:
         self.norm: float | None = None if context.run.clips else 0.0
         """None: not known yet. 0 where nothing is clipped."""
         self._context = context
-        self._num_parts = len(roster)
         self._place = place
         self._is_first = roster[0] == context.node_id
         self._below = {child for child in place.children if child not in roster}
         """First members of other stages whose sums come by this node."""
-        self._parts: dict[int, float] = {}
-        """Sums of squares of this stage's average, by part."""
         self._sums: dict[int, float] = {}
-        """Those of whole stages, by stage index."""
+        """Sums of the squares of whole stages' averages, by stage index."""
 
     @property
     def awaited(self) -> set[NodeId]:
@@ -72,14 +69,11 @@ class Clipping:
         parent = self._place.parent
         return set(self._below) or ({parent} if parent is not None else set())
 
-    def add_part(self, part: int, square_sum: float) -> list[Effect]:
-        """A part of this stage's average is there."""
+    def add_parts(self, square_sums: Mapping[int, float]) -> list[Effect]:
+        """This stage's average is there. The sums of the squares of its parts are known."""
         if self.norm is not None or not self._is_first:
             return []
-        self._parts[part] = square_sum
-        if len(self._parts) < self._num_parts:
-            return []
-        self._sums[self._context.member.stage_index] = _sum(self._parts)
+        self._sums[self._context.member.stage_index] = _sum(square_sums)
         return self._pass_on()
 
     def add_stages(self, sender: NodeId, message: GradientSquares) -> list[Effect]:

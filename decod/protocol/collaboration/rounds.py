@@ -232,10 +232,6 @@ class RoundPart:
 
     # --- the averager's user ------------------------------------------------------------------
 
-    def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
-        """Nobody asks how long the average is."""
-        return []
-
     def averaged(self) -> list[Effect]:
         """All means are here: decode them."""
         averager = self._averager
@@ -248,10 +244,6 @@ class RoundPart:
             job = Decode(self.round, between=self.state is RoundState.COLUMN)
             self.state = RoundState.DECODING
         return self._port.compute.submit(job, self, averager.take())
-
-    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:  # noqa: ARG002
-        """Nobody audits contributions here."""
-        return []
 
     def lacking(self, found: Weight) -> list[Effect]:
         """The contributions that came are others than the coordinator has counted."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from decod.ids import MicrobatchId, NodeId
+from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Averager
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, FetchState, Send
@@ -360,11 +360,16 @@ class Auditor:
     def _leads(self) -> bool:
         return self.case.auditors[0] == self._context.node_id
 
-    def begin(self, averager: Averager) -> list[Effect]:
-        """Have the part of the average sketched that the relay has reduced."""
+    def begin(self, averager: Averager, means: Mapping[int, TensorId]) -> list[Effect]:
+        """Have the part of the average sketched that the relay has reduced.
+
+        Args:
+            averager: This node's.
+            means: Of parts, as far as this node has kept them.
+        """
         part = self._roster.index(self.case.relay)
         context = self._context
-        mean = averager.mean_of(part)
+        mean = means.get(part)
         self._num_averaged = averager.found.num
         if not self._leads or mean is None:
             return []

@@ -389,7 +389,7 @@ class Pipeline:
         step = Step(context, self._policy, source, self.overlap, loaded=loaded)
         self._step = self.facts.step = step
         lost = self._opened - context.view.by_id.keys()
-        of = (context, self.microbatches, step.averager)
+        of = (context, self.microbatches, step.witnessed)
         self._audits = self.copy.judging = Audits(*of, lost, self._hashes, self._fetching)
 
     def _abandon_step(self) -> list[Effect]:

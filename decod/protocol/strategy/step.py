@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Protocol
 
 from decod.ids import MicrobatchId, NodeId
-from decod.protocol.averaging.averager import Averager, Averaging, AveragingState, Weight, port_of
+from decod.protocol.averaging.averager import Averaging, AveragingState, Weight
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import Clipping, StepVote
 from decod.protocol.core.context import Context
@@ -33,11 +33,11 @@ from decod.protocol.core.messages import (
     Ready,
     ReducedPart,
     ReducePart,
-    StandOut,
 )
 from decod.protocol.core.messages.averaging_messages import StageAverages
 from decod.protocol.core.view import Role, tree_place
 from decod.protocol.state.replay_sources import ReplaySource
+from decod.protocol.strategy.witnessing import WitnessedAverage
 
 
 class StepPolicy(Protocol):
@@ -258,14 +258,14 @@ class Step:
         place = tree_place(view, context.node_id, fanout=context.run.protocol.tree_fanout)
         self._children = place.children
         self._num_members = len(roster)
-        port = port_of(context)
         self._id = context.averaging
         averaging = averaging_of(context)
         self._num_clients = len(averaging.roster) - len(roster)
         # Clients hear what comes down the tree, and have no vote.
         voters = (node for node in place.children if view.by_id[node].role is not Role.CLIENT)
         place = replace(place, children=tuple(voters))
-        self.averager = Averager(context.node_id, averaging, port, self)
+        self.witnessed = WitnessedAverage(context, averaging, self)
+        self.averager = self.witnessed.averager
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
         self._averages = not context.local
@@ -355,13 +355,13 @@ class Step:
                 num_folded=each.weight.num,
                 digest_folded=each.weight.digest,
             )
-            for each in self.averager.contributed()
+            for each in self.witnessed.contributed
             if each.owner == self._context.node_id
         ]
 
     def abandon(self) -> list[Effect]:
         """Release all that is held for the iteration."""
-        return self.averager.abandon()
+        return self.witnessed.abandon()
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -425,21 +425,13 @@ class Step:
 
     # --- the average --------------------------------------------------------------------------
 
-    def part_squared(self, part: int, square_sum: float) -> list[Effect]:
-        """One part of the average is known."""
-        return self._clipping.add_part(part, square_sum)
-
     def averaged(self) -> list[Effect]:
         """All of the average is here."""
-        return self._propose()
+        return self._clipping.add_parts(self.averager.square_sums) + self._propose()
 
     def average_settled(self) -> list[Effect]:
         """The average that has travelled is here, or dropped."""
         return self._propose() if self._averages else []
-
-    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
-        """Some members' contributions or means stand out: the leader has their work audited."""
-        return [Send(self._context.view.leader, StandOut(self._id, nodes))]
 
     def lacking(self, found: Weight) -> list[Effect]:
         """The members' sums lack or repeat something: such a gradient enters no model (I2)."""
@@ -497,7 +489,7 @@ class Step:
         """The step has been proposed; or a lone member knows how long its gradient is."""
         match job, event.result:
             case Square(), Squared(square_sum):
-                return self._clipping.add_part(0, square_sum)
+                return self._clipping.add_parts({0: square_sum})
             case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank, odd, metrics):
                 self._metrics = metrics
                 folded = self._folded if self._context.run.sync.steps_locally else None
@@ -508,7 +500,8 @@ class Step:
                 elif self._overlap is not None:
                     travelled = self._overlap.travelled
                 voted = self.vote.propose(parameter_hash, folded, averages, rate, travelled)
-                return (self.stand_out(self.averager.owners_of(odd)) if odd else []) + voted
+                owners = self.averager.owners_of(odd)
+                return (self.witnessed.stand_out(owners) if odd else []) + voted
         raise AssertionError(f"{job} ended with {event.result}")
 
     def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:

@@ -13,10 +13,10 @@ Nothing is audited where members step by themselves: no two of them have the sam
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from decod.ids import MicrobatchId, NodeId
-from decod.protocol.averaging.averager import Averager, Contributed
+from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.protocol.averaging.averager import Averager, Averaging, AveragingUser, Weight, port_of
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Send, SendTensor, noted
@@ -28,6 +28,7 @@ from decod.protocol.core.messages import (
     AuditedShares,
     AuditedTensor,
     Message,
+    StandOut,
 )
 from decod.protocol.core.messages.audit_messages import AuditCase, OfOpinion
 from decod.protocol.core.messages.microbatch_messages import Travelling
@@ -75,13 +76,90 @@ def unproven(context: Context, received: Received) -> list[Effect]:
     return [*released(received), noted("tensor.unproven", **about)]
 
 
+class Contributed(NamedTuple):
+    """What a member has contributed to a part of an average."""
+
+    part: int
+    owner: NodeId
+    """Who reduces the part."""
+    contributor: NodeId
+    weight: Weight
+    tensor: TensorId | None
+    """None: there was none of this member, or it was not kept."""
+
+
+class WitnessedAverage:
+    """One average, and what this member knows of it.
+
+    A relay whose work may be audited keeps contributions and means until `abandon`.
+
+    Args:
+        context: The node's.
+        averaging: The average.
+        user: Told how it ends.
+    """
+
+    def __init__(self, context: Context, averaging: Averaging, user: AveragingUser) -> None:
+        self.averager = Averager(context.node_id, averaging, port_of(context), user, self)
+        self._context = context
+        self._averaging = averaging
+        self._keeps = context.run.audited and context.member.role is Role.RELAY
+        self._contributed: dict[int, tuple[Contributed, ...]] = {}
+        self.means: dict[int, TensorId] = {}
+        """Of parts, as far as they are kept."""
+
+    @property
+    def contributed(self) -> list[Contributed]:
+        """What this node knows of contributions: its own to all parts, and those of all members to
+        the parts that it has reduced.
+        """
+        return [each for _, part in sorted(self._contributed.items()) for each in part]
+
+    def abandon(self) -> list[Effect]:
+        """Release all tensors that are held for the average."""
+        given = [each.tensor for each in self.contributed if each.tensor is not None]
+        means = self.means.values()
+        effects = self._context.tensors.release(*given, *means)
+        self._contributed.clear()
+        self.means.clear()
+        return effects + self.averager.abandon()
+
+    # --- what the averager does -------------------------------------------------------------------
+
+    def contributed_to(
+        self,
+        part: int,
+        owner: NodeId,
+        weights: Mapping[NodeId, Weight],
+        tensors: Mapping[NodeId, TensorId],
+    ) -> None:
+        """Members have contributed to a part: this node, or all of them if it is the owner."""
+        kept = tensors if self._keeps else {}
+        self._contributed[part] = tuple(
+            Contributed(part, owner, node, weights[node], kept.get(node))
+            for node in self._averaging.roster
+            if node in weights
+        )
+        for tensor in kept.values():
+            self._context.tensors.retain(tensor)
+
+    def reduced(self, part: int, mean: TensorId) -> None:
+        """The mean of a part is here."""
+        if self._keeps:
+            self.means[part] = self._context.tensors.retain(mean)
+
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+        """Some members' contributions or means stand out: the leader has their work audited."""
+        return [Send(self._context.view.leader, StandOut(self._averaging.id, nodes))]
+
+
 class Audits:
     """A member's part in the audits of one average.
 
     Args:
         context: The node's.
         microbatches: This node's, of the iteration.
-        averager: Has kept the contributions and means that may be audited.
+        witnessed: The average.
         lost: Who was a member when the iteration was opened, and is gone.
         hashes: Of the committed parameters, by stage.
         fetching: Stage and iteration of states that judges have asked for, also earlier ones.
@@ -91,14 +169,15 @@ class Audits:
         self,
         context: Context,
         microbatches: Microbatches,
-        averager: Averager,
+        witnessed: WitnessedAverage,
         lost: Collection[NodeId] = (),
         hashes: Mapping[int, str] = NO_HASHES,
         fetching: set[tuple[int, int]] | None = None,
     ) -> None:
         self._context = context
         self._microbatches = microbatches
-        self._averager = averager
+        self._witnessed = witnessed
+        self._averager = witnessed.averager
         self._lost = lost
         self._hashes = hashes
         self._seen: set[AuditCase] = set()
@@ -199,7 +278,7 @@ class Audits:
             effects = self._judged(judge)
         else:
             auditor = Auditor(self._context, case, self._lost)
-            effects = auditor.begin(self._averager)
+            effects = auditor.begin(self._averager, self._witnessed.means)
         self._auditors[key] = auditor
         early = self._early
         self._early = []
@@ -255,7 +334,7 @@ class Audits:
         """Tell auditors what a relay has contributed to the parts that this node has reduced."""
         effects = list[Effect]()
         relay = case.relay
-        for given in self._averager.contributed():
+        for given in self._witnessed.contributed:
             if given.contributor != relay:
                 continue
             about = (self._context.averaging, relay, case.opinion, given.part)
@@ -270,7 +349,7 @@ class Audits:
         """Tell the first auditor what went into the part of the average that a relay has reduced:
         what this node gave for it; or, of the relay itself, what it got of each member.
         """
-        known = [each for each in self._averager.contributed() if each.owner == case.relay]
+        known = [each for each in self._witnessed.contributed if each.owner == case.relay]
         given = [each for each in known if each.tensor is not None]
         nothing = tuple((each.contributor, b"") for each in known if each.tensor is None)
         told = AuditedShares(self._context.averaging, case.relay, case.opinion, nothing)

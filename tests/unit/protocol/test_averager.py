@@ -95,15 +95,8 @@ class Member:
 
     # --- the user of the average --------------------------------------------------------------
 
-    def part_squared(self, part: int, square_sum: float) -> list[Effect]:
-        return []
-
     def averaged(self) -> list[Effect]:
         self.outcome = "averaged"
-        return []
-
-    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
-        self.odd = nodes
         return []
 
     def lacking(self, found: Weight) -> list[Effect]:

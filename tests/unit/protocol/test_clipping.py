@@ -97,7 +97,7 @@ def test_a_member_that_is_alone_squares_its_sum_and_waits_for_the_norm() -> None
     effects = alone.begin()
     assert jobs_of(effects) == [Square(1, 4)]
     end_job(alone.context, effects)
-    assert alone.machine._clipping.add_part(0, 9.0) == [Send(D0, squares(s2=9.0))]
+    assert alone.machine._clipping.add_parts({0: 9.0}) == [Send(D0, squares(s2=9.0))]
     assert alone.machine.awaited == {D0}
     assert jobs_of(alone.machine.received(received(D0, NORM))) == [Propose(1, 0, 4, 5.0)]
     assert alone.machine.received(received(D0, NORM)) == [], "a repeat"
@@ -130,7 +130,7 @@ def test_the_others_of_a_stage_say_only_what_is_in_their_part() -> None:
 def test_the_root_finds_the_norm_when_all_stages_have_said_their_sums(own_first: bool) -> None:
     root = Member(D0)
     end_job(root.context, root.begin())
-    own = (lambda: root.machine._clipping.add_part(0, 4.0),)
+    own = (lambda: root.machine._clipping.add_parts({0: 4.0}),)
     others = (
         lambda: root.machine.received(received(R1A, squares(s1=5.0))),
         lambda: root.machine.received(received(R1A, squares(s1=7.0))),
@@ -149,7 +149,7 @@ def test_the_root_finds_the_norm_when_all_stages_have_said_their_sums(own_first:
 def test_sums_come_up_a_chain_by_way_of_the_stages_between() -> None:
     between = Member(R1A, "d0", "r1a", "r2a", fanout=1)
     end_job(between.context, between.begin())
-    assert between.machine._clipping.add_part(0, 3.0) == []
+    assert between.machine._clipping.add_parts({0: 3.0}) == []
     assert between.machine.awaited == {R2A}
     assert between.machine.received(received(R1B, squares(s2=1.0))) == [], "no child of this node"
     assert between.machine.received(received(R2A, squares(s2=1.0))) == [
@@ -162,7 +162,7 @@ def test_a_member_without_its_stages_state_steps_when_it_has_state_and_norm() ->
     late = Member(R2A)
     late.machine.loaded = False
     end_job(late.context, late.begin())
-    late.machine._clipping.add_part(0, 9.0)
+    late.machine._clipping.add_parts({0: 9.0})
     assert late.machine.received(received(D0, NORM)) == []
     assert jobs_of(late.machine.state_loaded()) == [Propose(1, 0, 4, 5.0)]
 
@@ -173,7 +173,7 @@ def test_sums_that_overflow_stay_finite() -> None:
     root.begin()
     root.machine.received(received(R1A, squares(s1=1.7e308)))
     root.machine.received(received(R2A, squares(s2=1.7e308)))
-    (found,) = root.machine._clipping.add_part(0, 1.7e308)
+    (found,) = root.machine._clipping.add_parts({0: 1.7e308})
     assert isinstance(found, Send)
     assert isinstance(found.message, GradientNorm)
     assert math.isfinite(found.message.gradient_norm)
@@ -183,7 +183,7 @@ def test_sums_that_overflow_stay_finite() -> None:
 def test_the_account_of_a_vote_tells_the_norm() -> None:
     alone = Member(R2A)
     end_job(alone.context, alone.begin())
-    alone.machine._clipping.add_part(0, 9.0)
+    alone.machine._clipping.add_parts({0: 9.0})
     end_job(alone.context, alone.machine.received(received(D0, NORM)))
     assert alone.machine.vote.propose("h") == [
         Send(D0, Ready(AveragingId(ITERATION, 1), ((2, "h"),)))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.protocol.averaging.averager import Averager, Averaging, port_of
+from decod.protocol.averaging.averager import Averaging
 from decod.protocol.core.effects import Effect, FetchState, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, StateFetched, StateFetchFailed
 from decod.protocol.core.fingerprints import NUM_SUMS, Sketch, digest_of
@@ -18,7 +18,7 @@ from decod.protocol.core.messages.audit_messages import (
 )
 from decod.protocol.core.messages.scopes import Message
 from decod.protocol.strategy.microbatch import HeldMicrobatch
-from decod.protocol.strategy.witnessing import Audits
+from decod.protocol.strategy.witnessing import Audits, WitnessedAverage
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -61,7 +61,7 @@ class Judging:
         self.context.proofs = Signed()
         self.injected = Injected()
         self.injected.held.forward = self.context.tensors.add(tensor(1))
-        alone = Averager(node, Averaging(AVERAGING, (node,)), port_of(self.context), user=None)
+        alone = WitnessedAverage(self.context, Averaging(AVERAGING, (node,)), user=None)
         self.asked: set[tuple[int, int]] = set()
         self.of = (self.context, self.injected, alone, (), {1: HASH}, self.asked)
         self.begun = self.again()

@@ -7,7 +7,7 @@ import pytest
 
 from decod.ids import AveragingId, MicrobatchId, NodeId
 from decod.limits import DIGEST_BYTES
-from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
+from decod.protocol.averaging.averager import Averaging, Weight
 from decod.protocol.core.effects import StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.fingerprints import ERROR_MAX
@@ -23,7 +23,7 @@ from decod.protocol.core.messages.audit_messages import (
 )
 from decod.protocol.core.messages.microbatch_messages import ForwardActivation
 from decod.protocol.core.proofs import Subject
-from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits, unproven
+from decod.protocol.strategy.witnessing import _EARLY_MAX, Audits, WitnessedAverage, unproven
 from decod.run.protocol_config import AuditConfig, ProtocolConfig
 from tests.unit.protocol.cast import (
     CONFIG,
@@ -86,9 +86,9 @@ class Auditing:
         self.context = context_of(R2A, VIEW, config=config)
         self.context.proofs = Signed()
         averaging = Averaging(AVERAGING, (R2A, R2B, R2C))
-        averager = Averager(R2A, averaging, port_of(self.context), user=None)
-        averager.begin(Weight(0, 0), Weight(NUM_MICROBATCHES, 0))
-        self.audits = Audits(self.context, Nothing(), averager, lost)
+        average = WitnessedAverage(self.context, averaging, user=None)
+        average.averager.begin(Weight(0, 0), Weight(NUM_MICROBATCHES, 0))
+        self.audits = Audits(self.context, Nothing(), average, lost)
 
     def begin(self) -> None:
         case = AuditCase(R2B, (R2A,))

@@ -144,16 +144,8 @@ class Contribution:
 
     # --- the average ------------------------------------------------------------------------------
 
-    def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
-        """A client reads no average."""
-        return []
-
     def averaged(self) -> list[Effect]:
         """A client reads no average."""
-        return []
-
-    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:  # noqa: ARG002
-        """A client compares nothing."""
         return []
 
     def lacking(self, found: Weight) -> list[Effect]:  # noqa: ARG002
