@@ -259,8 +259,18 @@ class NodeMachine:
 
     def own_load(self, *, with_kept: bool = False) -> messages.NodeLoad:
         """Return how busy this node is and, if asked, what its host keeps."""
-        free = self._availability.capacity
-        return _load_of(self, capacity=free, awaited=self._liveness.late, with_kept=with_kept)
+        facts = self.strategy.facts
+        return messages.NodeLoad(
+            node_id=self.identity.node_id,
+            num_flows=facts.num_flows,
+            capacity=self._availability.capacity,
+            num_microbatches=facts.num_committed,
+            state=self.state.value,
+            kept=inventory(self.context) if with_kept else (),
+            awaited=self._liveness.late,
+            times=self.context.spent.usual,
+            device=self.identity.device,
+        )
 
     @property
     def deadline_s(self) -> float | None:
@@ -580,23 +590,6 @@ class NodeMachine:
             return effects + self.leadership.crippled(event.reason)
         effects += self._availability.out_of_memory(now_s) if event.out_of_memory else []
         return effects + self.leadership.voted(now_s)
-
-
-def _load_of(
-    machine: NodeMachine, *, capacity: int, awaited: tuple[NodeId, ...], with_kept: bool
-) -> messages.NodeLoad:
-    """Return how busy a node is, as `NodeMachine.own_load` does."""
-    return messages.NodeLoad(
-        node_id=machine.identity.node_id,
-        num_flows=machine.strategy.facts.num_flows,
-        capacity=capacity,
-        num_microbatches=machine.strategy.facts.num_committed,
-        state=machine.state.value,
-        kept=inventory(machine.context) if with_kept else (),
-        awaited=awaited,
-        times=machine.context.spent.usual,
-        device=machine.identity.device,
-    )
 
 
 def _num_sent(identity: Identity, run: RunConfig) -> int:

@@ -132,7 +132,7 @@ MUTATIONS = (
         without="a repeated activation is computed again",
         owner=RelayMicrobatches,
         function="activation",
-        old="known = self.held.get(microbatch) or self._done.get(microbatch)",
+        old="known = self.held.get(microbatch) or self.done.get(microbatch)",
         new="known = None",
         seed=0,
         drawn=partial(election_storm, plot=heard_twice),

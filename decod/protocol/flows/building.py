@@ -382,6 +382,18 @@ class _Flows:
         flow_id = self.outflows.withdrawn(sender, message.request_id)
         return [] if flow_id is None else self.outflows.add(now_s, {flow_id: self._cost_s(flow_id)})
 
+    @property
+    def next_nodes(self) -> set[NodeId]:
+        """To whom microbatches go along these flows."""
+        raise NotImplementedError
+
+    def behind(self, flow_id: FlowId) -> NodeId | None:
+        """Return to whom an outflow's microbatches go on. None: here they are at home."""
+        raise NotImplementedError
+
+    def carry(self, carried: Callable[[], dict[FlowId, Granted]]) -> None:
+        """Go on with a data node's flows of an earlier view."""
+
     def overdue(self, now_s: float) -> list[Effect]:
         withdrawals = self._inflows.overdue(now_s)
         return withdrawals + self.outflows.overdue(now_s) + self._seek(now_s)
@@ -427,6 +439,16 @@ class RelayFlows(_Flows):
     @property
     def num_complete(self) -> int:
         return len(self.outflows.paired)
+
+    @property
+    @override
+    def next_nodes(self) -> set[NodeId]:
+        return {entry.downstream for entry in self.entries.values()}
+
+    @override
+    def behind(self, flow_id: FlowId) -> NodeId | None:
+        entry = self.entries.get(flow_id)
+        return entry.downstream if entry is not None else None
 
     def answered(self, now_s: float, sender: NodeId, answer: FlowAnswer) -> list[Effect]:
         granted = self._inflows.answered(sender, answer)
@@ -502,6 +524,19 @@ class DataFlows(_Flows):
     @property
     def num_complete(self) -> int:
         return len(self.complete)
+
+    @property
+    @override
+    def next_nodes(self) -> set[NodeId]:
+        return {granted.peer for granted in self.forwarding.values()}
+
+    @override
+    def behind(self, flow_id: FlowId) -> NodeId | None:
+        return None
+
+    @override
+    def carry(self, carried: Callable[[], dict[FlowId, Granted]]) -> None:
+        self.carried = carried()
 
     @override
     def activate(self, now_s: float) -> list[Effect]:

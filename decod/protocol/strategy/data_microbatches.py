@@ -8,20 +8,24 @@ be folded in by another before the share is done.
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+
+from typing_extensions import override
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note, Send
-from decod.protocol.core.events import JobFinished, SendFailed, Tensor, earliest
+from decod.protocol.core.events import JobFinished, Tensor, earliest
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages import (
     BackwardGradient,
+    CanTake,
     Complete,
     Deny,
     ForwardActivation,
     Mended,
+    Message,
     Reroute,
 )
 from decod.protocol.core.messages.microbatch_messages import Travelling
@@ -30,9 +34,8 @@ from decod.protocol.flows.substitutes import Path, Substitutes
 from decod.protocol.strategy.data_share import Learners, ShareReport, shares_of
 from decod.protocol.strategy.microbatch import (
     HeldMicrobatch,
+    Microbatches,
     Phase,
-    SentTensors,
-    Waits,
     origin_of,
     refused,
 )
@@ -155,7 +158,7 @@ _NEW_PER_AGAIN = 2
 """An iteration has at least so many new microbatches for each that is trained on again."""
 
 
-class DataMicrobatches:
+class DataMicrobatches(Microbatches):
     """A data node's share of the batch: injected as flows allow, counted when it comes home.
 
     Args:
@@ -173,33 +176,19 @@ class DataMicrobatches:
         *,
         num_microbatches: int,
     ) -> None:
-        self._context = context
+        super().__init__(context)
         self._flows = flows
         self._has_folded = folded
         self._num_microbatches = num_microbatches
-        self.held: dict[MicrobatchId, HeldMicrobatch] = {}
-        """Under way."""
         self.share = ShareReport(context)
+        self.done = self.share.done
         self.learners = Learners(context)
         self._waiting = WaitingMicrobatches(context, flows)
-        self._sent = SentTensors(context)
-        self._waits = Waits(context)
 
-    @property
-    def folded(self) -> Sequence[MicrobatchId]:
-        """Microbatches that came home in this iteration: this node's share of the committed set."""
-        return [*self.share.done]
-
+    @override
     def relays_work(self) -> Counter[NodeId]:
-        """Return how many microbatches that came home each relay has worked on.
-
-        A relay that took a lost one's place counts in its stead.
-        """
-        return Counter(relay for held in self.share.done.values() for relay in held.path)
-
-    def dealt_with(self, relay: NodeId) -> list[HeldMicrobatch]:
-        """Return what has come home that a relay has got from this node, or given to it."""
-        return [h for h in self.share.done.values() if relay in (h.upstream, h.downstream)]
+        # A relay that took a lost one's place counts in its stead.
+        return Counter(relay for held in self.done.values() for relay in held.path)
 
     @property
     def all_done(self) -> bool:
@@ -207,11 +196,13 @@ class DataMicrobatches:
         return not self.held
 
     @property
+    @override
     def deadline_s(self) -> float | None:
-        return earliest(self._waits.deadline_s, self._waiting.deadline_s)
+        return earliest(super().deadline_s, self._waiting.deadline_s)
 
+    @override
     def overdue(self, now_s: float) -> list[Effect]:
-        effects = self._waits.overdue(now_s, self.held)
+        effects = super().overdue(now_s)
         if self._waiting.in_vain(now_s):
             effects += self._give_up()
         if self._waiting.may_follow(now_s):
@@ -229,7 +220,7 @@ class DataMicrobatches:
     def reset(self) -> list[Effect]:
         """Forget the iteration; what had been put off before it stays put off."""
         effects: list[Effect] = []
-        for held in (*self.held.values(), *self.share.done.values()):
+        for held in (*self.held.values(), *self.done.values()):
             effects += self._sent.release(held)
         self.held.clear()
         self.share.reset()
@@ -237,13 +228,9 @@ class DataMicrobatches:
         self._context.detours.reset()
         return effects
 
+    @override
     def open(self, now_s: float, *, ready: bool = False) -> list[Effect]:
-        """Begin the context's iteration with this node's shares of its batch.
-
-        Args:
-            now_s: The instant.
-            ready: Whether relays that were ready in the last iteration need not say so again.
-        """
+        """Begin the context's iteration with this node's shares of its batch."""
         effects = self.reset()
         context = self._context
         iteration = self._context.iteration.number
@@ -264,18 +251,13 @@ class DataMicrobatches:
         # A share may be empty.
         return effects + notes + self.inject() + self._report()
 
+    @override
     def committed(self, averaged: int | None, *, marked: bool) -> None:
-        """The context's iteration is final.
-
-        Args:
-            averaged: The fragment with whose average it has ended. 0: all. None: without one.
-            marked: States of it are kept.
-        """
         self.share.committed(marked=marked)
-        self.learners.committed(self.share.done, averaged)
+        self.learners.committed(self.done, averaged)
 
+    @override
     def go_back(self, iteration: int) -> None:
-        """The run goes on from an earlier state."""
         self.share.deferrals.go_back(iteration)
         self.learners.clear()
 
@@ -283,6 +265,16 @@ class DataMicrobatches:
         self._waiting.can_take.add(peer)
         return self.inject()
 
+    @override
+    def received(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+        match message:
+            case CanTake():
+                return self.can_take(sender)
+            case Mended():
+                return self.mended(sender, message)
+        return super().received(now_s, sender, message)
+
+    @override
     def inject(self) -> list[Effect]:
         """Start the waiting microbatches that find a flow."""
         effects: list[Effect] = []
@@ -308,17 +300,13 @@ class DataMicrobatches:
         self._waits.sent(now_s, held)
         return [self._sent.send_forward(held, output)]
 
-    def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
-        self._waits.completed(now_s, sender, self.held.get(message.microbatch))
-        return []
-
     def activation(
         self, sender: NodeId, message: ForwardActivation, tensor: Tensor
     ) -> list[Effect]:
         """The last relay's output has come home: compute the loss."""
         context = self._context
         context.tensors.add(tensor)
-        held = self.held.get(message.microbatch) or self.share.done.get(message.microbatch)
+        held = self.held.get(message.microbatch) or self.done.get(message.microbatch)
         if passed_on := self._pass_on(sender, message, tensor):
             return passed_on
         sender = origin_of(message, sender, context.node_id, context.view)
@@ -346,7 +334,7 @@ class DataMicrobatches:
 
     def _pass_on(self, sender: NodeId, message: Travelling, tensor: Tensor) -> list[Effect]:
         """Send on what only comes by way of this node, if it is or may be waited for."""
-        known = self.share.done if message.microbatch in self.share.owing else {}
+        known = self.done if message.microbatch in self.share.owing else {}
         held = self.held.get(message.microbatch) or known.get(message.microbatch)
         return self._sent.pass_on(held, sender, message, tensor.id)
 
@@ -369,16 +357,13 @@ class DataMicrobatches:
         """A microbatch has come all the way home."""
         held = self.held.pop(microbatch)
         held.phase = Phase.FOLDED
-        self.share.done[microbatch] = held
+        self.done[microbatch] = held
         return self.inject()
 
-    def undelivered(self, event: SendFailed) -> list[Effect]:
-        """An activation or gradient could not be sent."""
-        return self._sent.undelivered(event, self.held, self.share.done)
-
-    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:  # noqa: ARG002 - as a relay is called.
+    @override
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
         """A flow is broken: try the microbatch on another, or put it off."""
-        known = self.share.done.get(message.microbatch)
+        known = self.done.get(message.microbatch)
         held = self.held.get(message.microbatch, known)
         if again := self._sent.stuck(held, sender):
             return again
@@ -437,14 +422,14 @@ class DataMicrobatches:
 
     # --- after a loss -------------------------------------------------------------------------
 
+    @override
     def mend(self, now_s: float) -> list[Effect]:
-        """Some relays are not in the context's view any more: let others take their place."""
         if self.share.failed:
             return []
         if self._waiting.queue and not self._flows().forwarding:
             return self.share.ask_again("relays were lost before flows had been found")
         self.share.open()
-        everything = [*self.held.values(), *self.share.done.values()]
+        everything = [*self.held.values(), *self.done.values()]
         paths = [held.path for held in everything]
         others = Substitutes(self._context, paths, newest=self._context.iteration.number - 1)
         self._waiting.mend(others)

@@ -18,7 +18,7 @@ sends it on. Both messages say the microbatch's path, so every node sees from it
 who comes before it and who behind; the data node on the way need not have heard of the microbatch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -32,8 +32,10 @@ from decod.protocol.core.messages import (
     NOT_FINITE,
     SLOW,
     BackwardGradient,
+    Complete,
     Deny,
     ForwardActivation,
+    Message,
     Suspect,
     Unusable,
 )
@@ -340,6 +342,100 @@ class Waits:
             self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
         leader = self._context.view.leader
         return [Send(leader, Suspect(peer, SLOW)) for peer in late if peer != leader]
+
+
+class Microbatches:
+    """A node's microbatches of one iteration after another: what data nodes and relays share.
+
+    Args:
+        context: The node's.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.held: dict[MicrobatchId, HeldMicrobatch] = {}
+        """Under way."""
+        self.done: dict[MicrobatchId, HeldMicrobatch] = {}
+        """In this node's sum of gradients."""
+        self._sent = SentTensors(context)
+        self._waits = Waits(context)
+
+    @property
+    def deadline_s(self) -> float | None:
+        return self._waits.deadline_s
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        return self._waits.overdue(now_s, self.held)
+
+    @property
+    def folded(self) -> Sequence[MicrobatchId]:
+        """What is in this node's sum of gradients."""
+        return [*self.done]
+
+    def dealt_with(self, relay: NodeId) -> Sequence[HeldMicrobatch]:
+        """Return what this node has folded in that a relay has got from it, or given to it; all of
+        it, of this relay.
+        """
+        own = self._context.node_id
+        return [h for h in self.done.values() if relay in (own, h.upstream, h.downstream)]
+
+    def undelivered(self, event: SendFailed) -> list[Effect]:
+        """An activation or gradient could not be sent."""
+        return self._sent.undelivered(event, self.held, self.done)
+
+    def relays_work(self) -> dict[NodeId, int]:
+        """Return how many microbatches of the iteration relays have worked on, as far as known."""
+        return {}
+
+    def open(self, now_s: float, *, ready: bool = False) -> list[Effect]:
+        """Begin the context's iteration.
+
+        Args:
+            now_s: The instant.
+            ready: Whether relays that were ready in the last iteration need not say so again.
+        """
+        raise NotImplementedError
+
+    def inject(self) -> list[Effect]:
+        """Start what has waited for a flow."""
+        return []
+
+    def admit(self) -> list[Effect]:
+        """Start what has waited for room or the stage's state."""
+        return []
+
+    def mend(self, now_s: float) -> list[Effect]:
+        """Some relays are not in the context's view any more: have others take their place."""
+        raise NotImplementedError
+
+    def committed(self, averaged: int | None, *, marked: bool) -> None:
+        """The context's iteration is final.
+
+        Args:
+            averaged: The fragment with whose average it has ended. 0: all. None: without one.
+            marked: States of it are kept.
+        """
+
+    def go_back(self, iteration: int) -> None:
+        """The run goes on from an earlier state."""
+
+    def received(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+        """Take in what another says of a microbatch, if it is of use to this role."""
+        match message:
+            case Complete():
+                return self.complete(now_s, sender, message)
+            case Deny():
+                return self.denied(now_s, sender, message)
+        return []
+
+    def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
+        """The next node has computed a microbatch."""
+        self._waits.completed(now_s, sender, self.held.get(message.microbatch))
+        return []
+
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
+        """The next node does not take a microbatch."""
+        raise NotImplementedError
 
 
 def refused(

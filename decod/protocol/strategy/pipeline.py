@@ -6,7 +6,7 @@ then (`Idleness`).
 
 from collections import deque
 from random import Random
-from typing import TypeVar
+from typing import cast
 
 from typing_extensions import override
 
@@ -42,7 +42,6 @@ from decod.protocol.strategy.step import (
     EveryIteration,
     LocalSteps,
     Step,
-    StepPolicy,
     commit_notes,
 )
 from decod.protocol.strategy.strategy import StrategyEvent, StrategyFacts
@@ -72,25 +71,19 @@ class Readiness:
 
     def awaited(self, flows: RelayFlows | DataFlows) -> set[NodeId]:
         """Return the next nodes of this node's flows that have not said CAN TAKE."""
-        if isinstance(flows, RelayFlows):
-            return {entry.downstream for entry in flows.entries.values()} - self._ready
-        return {granted.peer for granted in flows.forwarding.values()} - self._ready
+        return flows.next_nodes - self._ready
 
     def tell(self, flows: RelayFlows | DataFlows) -> list[Effect]:
         """Tell each upstream peer, once, when all that lies behind its flows is ready."""
         pairs = flows.outflows.paired
-        entries = flows.entries if isinstance(flows, RelayFlows) else {}
-        waiting = {
-            upstream
-            for flow_id, upstream in pairs.items()
-            if flow_id in entries
-            and entries[flow_id].downstream not in self._ready
-            # Nobody waits for a node that was lost: others take its place.
-            and entries[flow_id].downstream in self._context.view
-        }
+        waiting = {pairs[flow_id] for flow_id in pairs if self._waits_for(flows.behind(flow_id))}
         tell = sorted(set(pairs.values()) - waiting - self._told)
         self._told.update(tell)
         return [Send(upstream, CanTake(self._context.iteration)) for upstream in tell]
+
+    def _waits_for(self, node: NodeId | None) -> bool:
+        # Nobody waits for a node that was lost: others take its place.
+        return node is not None and node not in self._ready and node in self._context.view
 
 
 _IDLE_ITERATIONS = 2
@@ -158,8 +151,6 @@ class Idleness:
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
 
-_Flows = TypeVar("_Flows", RelayFlows, DataFlows)
-
 _EARLY_MAX = 4096
 """Messages that are kept; beyond that the oldest are dropped, as if lost on the way."""
 
@@ -210,23 +201,14 @@ class Pipeline:
 
     Args:
         context: The node's.
-        role: Decides which half of each machine is used.
+        role: Decides which flows and microbatches it has.
         rng: Source of randomness for the search for better flows.
-        policy: What members' sums stand for. None: as the run says.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        role: Role,
-        rng: Random,
-        *,
-        policy: StepPolicy | None = None,
-    ) -> None:
+    def __init__(self, context: Context, role: Role, rng: Random) -> None:
         self._context = context
-        self._role = role
-        local = LocalSteps(context.run.sync.fragments)
-        self._policy = policy or (local if context.run.sync.steps_locally else EveryIteration())
+        sync = context.run.sync
+        self._policy = LocalSteps(sync.fragments) if sync.steps_locally else EveryIteration()
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
         self.overlap = Overlap(context, self._average_settled) if context.run.sync.overlap else None
@@ -241,15 +223,17 @@ class Pipeline:
         """States that this node has asked for as a judge: stage and iteration."""
         self.microbatches: RelayMicrobatches | DataMicrobatches
         if role is Role.DATA:
+            self._build: type[RelayFlows | DataFlows] = DataFlows
             self.microbatches = DataMicrobatches(
                 context,
-                lambda: _of(DataFlows, self.flows),
+                lambda: cast("DataFlows", self.flows),
                 self._contribute,
                 num_microbatches=context.run.batch.num_microbatches,
             )
         else:
+            self._build = RelayFlows
             self.microbatches = RelayMicrobatches(
-                context, lambda: _of(RelayFlows, self.flows), lambda: self.copy.loaded
+                context, lambda: cast("RelayFlows", self.flows), lambda: self.copy.loaded
             )
         self.facts = PipelineFacts(context, self)
         self._mended = False
@@ -307,9 +291,8 @@ class Pipeline:
             effects.append(self._count_work(opening.committed.number))
             if step.begun is not None:
                 facts.positions.committed(step.begun)
-            if isinstance(self.microbatches, DataMicrobatches):
-                marked = opening.mark_of(opening.committed.number) is not None
-                self.microbatches.committed(averaged, marked=marked)
+            marked = opening.mark_of(opening.committed.number) is not None
+            self.microbatches.committed(averaged, marked=marked)
             folded = tuple(self.microbatches.folded)
             if self.overlap is not None and averaged is not None:
                 own = self._policy.weigh(folded, averaged)
@@ -325,15 +308,13 @@ class Pipeline:
     def _count_work(self, iteration: int) -> CountWork:
         """Say who has worked on the microbatches of an iteration that is committed."""
         work = {self._context.node_id: len(self.microbatches.folded)}
-        if isinstance(self.microbatches, DataMicrobatches):
-            work |= self.microbatches.relays_work()
+        work |= self.microbatches.relays_work()
         return CountWork(iteration, tuple(sorted(work.items())))
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
         """Begin the context's iteration; `renewed` if its view is a new one."""
         context = self._context
-        returns = self.facts.opened(opening)
-        if returns and isinstance(self.microbatches, DataMicrobatches):
+        if self.facts.opened(opening):
             self.microbatches.go_back(opening.committed.number)
         self.readiness.reset()
         self._complaints.reset()
@@ -360,12 +341,10 @@ class Pipeline:
         anew = renewed or self._mended
         if anew:
             self._stays_ready = False
-            data = self._role is Role.DATA
-            kind = DataFlows if data else RelayFlows
-            self.flows = kind(now_s, context, self.routing.price_s)
+            self.flows = self._build(now_s, context, self.routing.price_s)
             self._mended = False
-        if isinstance(self.flows, DataFlows):
-            self.flows.carried = self.routing.carried()
+        if self.flows is not None:
+            self.flows.carry(self.routing.carried)
         effects = self._take_up(now_s, activate=anew)
         early = [*self._early] if anew and not renewed else []
         self._early.clear()
@@ -416,7 +395,7 @@ class Pipeline:
         if self.flows is None:
             return effects
         self.flows.freeze()
-        if isinstance(self.microbatches, DataMicrobatches) and self.copy.loaded:
+        if self.copy.loaded:
             effects += self.microbatches.mend(now_s)
         return effects + self._tell_ready()
 
@@ -425,7 +404,7 @@ class Pipeline:
         if not self.copy.loaded or self.flows is None:
             return []
         effects = self.flows.activate(now_s) if activate else []
-        if isinstance(self.microbatches, DataMicrobatches) and not self.facts.paused:
+        if not self.facts.paused:
             effects += self.microbatches.open(now_s, ready=self._stays_ready)
             self._stays_ready = False
         return effects + self._tell_ready()
@@ -434,11 +413,10 @@ class Pipeline:
         """The state that this node lacked stands on its device."""
         note = Note("state.loaded", (("iteration", self.copy.stage.iteration),))
         effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
-        if self._mended and isinstance(self.microbatches, DataMicrobatches):
+        if self._mended:
             # Flows are not built any more in this iteration, and those of before may be broken.
             effects += self.microbatches.mend(now_s)
-        if isinstance(self.microbatches, RelayMicrobatches):
-            effects += self.microbatches.admit()
+        effects += self.microbatches.admit()
         if self._step is not None:
             effects += self._step.state_loaded()
         return effects
@@ -483,9 +461,7 @@ class Pipeline:
                 return flows.requested(now_s, sender, message) + self._tell_ready()
             case messages.FlowAnswer():
                 effects = flows.answered(now_s, sender, message)
-                if isinstance(self.microbatches, DataMicrobatches):
-                    effects += self.microbatches.inject()
-                return effects + self._tell_ready()
+                return effects + self.microbatches.inject() + self._tell_ready()
             case messages.Withdraw():
                 return flows.withdrawn(now_s, sender, message)
             case _ if isinstance(message, RoutingMessage):
@@ -496,7 +472,6 @@ class Pipeline:
         """Take in a message of the context's iteration."""
         message = received.message
         sender = received.sender
-        microbatches = self.microbatches
         if isinstance(message, OfAveraging) and message.travels:
             return self.overlap.received(received) if self.overlap else released(received)
         match message:
@@ -504,16 +479,11 @@ class Pipeline:
                 return self._travelled(received, message)
             case messages.Unusable():
                 return self._complaints.received(received)
-            case messages.Complete():
-                return microbatches.complete(now_s, sender, message)
-            case messages.Deny():
-                return microbatches.denied(now_s, sender, message)
-            case messages.CanTake():
-                return self._peer_ready(sender)
-            case messages.Reroute() if isinstance(microbatches, RelayMicrobatches):
-                return microbatches.reroute(now_s, sender, message)
-            case messages.Mended() if isinstance(microbatches, DataMicrobatches):
-                return microbatches.mended(sender, message)
+            case CanTake():
+                self.readiness.peer_ready(sender)
+                return self.microbatches.received(now_s, sender, message) + self._tell_ready()
+            case messages.Complete() | messages.Deny() | messages.Reroute() | messages.Mended():
+                return self.microbatches.received(now_s, sender, message)
         assert self._step is not None
         if isinstance(message, (messages.Audit, OfOpinion)) and self._audits is not None:
             return self._audits.received(received)
@@ -539,12 +509,6 @@ class Pipeline:
             return []
         return self._step.contribute(self.microbatches.folded)
 
-    def _peer_ready(self, peer: NodeId) -> list[Effect]:
-        self.readiness.peer_ready(peer)
-        if isinstance(self.microbatches, DataMicrobatches):
-            return self.microbatches.can_take(peer)
-        return self._tell_ready()
-
     def _tell_ready(self) -> list[Effect]:
         if self.flows is None or not self.copy.loaded:
             return []
@@ -555,8 +519,3 @@ class Pipeline:
         if self.overlap is not None:
             self.overlap.undelivered(event)
         return self.microbatches.undelivered(event)
-
-
-def _of(kind: type[_Flows], flows: RelayFlows | DataFlows | None) -> _Flows:
-    assert isinstance(flows, kind)
-    return flows

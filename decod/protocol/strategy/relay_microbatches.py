@@ -17,10 +17,12 @@ change of path others may have it in their sums, so then the data node alone is 
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from typing_extensions import override
+
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Send
-from decod.protocol.core.events import JobFinished, SendFailed, Tensor
+from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.jobs import Backward, Drop, Forward, Job
 from decod.protocol.core.messages import (
     BackwardGradient,
@@ -28,20 +30,20 @@ from decod.protocol.core.messages import (
     Deny,
     ForwardActivation,
     Mended,
+    Message,
     Reroute,
 )
 from decod.protocol.flows.building import RelayFlows
 from decod.protocol.strategy.microbatch import (
     HeldMicrobatch,
+    Microbatches,
     Phase,
-    SentTensors,
-    Waits,
     origin_of,
     refused,
 )
 
 
-class RelayMicrobatches:
+class RelayMicrobatches(Microbatches):
     """A relay's microbatches of one iteration after another.
 
     Args:
@@ -53,13 +55,9 @@ class RelayMicrobatches:
     def __init__(
         self, context: Context, flows: Callable[[], RelayFlows], loaded: Callable[[], bool]
     ) -> None:
-        self._context = context
+        super().__init__(context)
         self._flows = flows
         self._loaded = loaded
-        self.held: dict[MicrobatchId, HeldMicrobatch] = {}
-        """In progress."""
-        self._done: dict[MicrobatchId, HeldMicrobatch] = {}
-        """In this node's gradient sum."""
         self._queue: deque[tuple[HeldMicrobatch, TensorId]] = deque()
         self._early: dict[MicrobatchId, dict[NodeId, tuple[TensorId, bytes]]] = {}
         """Gradients that came before this node was ready for them, by sender, and the proofs."""
@@ -69,28 +67,19 @@ class RelayMicrobatches:
         """Gradients of those whose forward pass is being computed again."""
         self._routes: dict[MicrobatchId, Reroute] = {}
         """The newest change of each microbatch's path."""
-        self._sent = SentTensors(context)
-        self._waits = Waits(context)
-
-    @property
-    def folded(self) -> Sequence[MicrobatchId]:
-        """What is in this node's gradient sum."""
-        return [*self._done]
-
-    def dealt_with(self, relay: NodeId) -> list[HeldMicrobatch]:
-        """Return what this node has folded in that a relay has got from it, or given to it; all of
-        it, of this relay."""
-        own = self._context.node_id
-        return [h for h in self._done.values() if relay in (own, h.upstream, h.downstream)]
 
     @property
     def all_done(self) -> bool:
         """Whether all reported microbatches are folded: none was, while one was here."""
         return True
 
-    @property
-    def deadline_s(self) -> float | None:
-        return self._waits.deadline_s
+    @override
+    def open(self, now_s: float, *, ready: bool = False) -> list[Effect]:
+        return []
+
+    @override
+    def mend(self, now_s: float) -> list[Effect]:
+        return []
 
     def reset(self) -> list[Effect]:
         """Forget the iteration, and what was kept for it."""
@@ -99,17 +88,20 @@ class RelayMicrobatches:
         effects += self._context.tensors.release(*early)
         effects += self._context.tensors.release(*(tensor for _, tensor in self._returns))
         effects += self._context.tensors.release(*self._repeating.values())
-        for held in (*self.held.values(), *self._done.values()):
+        for held in (*self.held.values(), *self.done.values()):
             effects += self._sent.release(held)
-        for record in (self.held, self._done, self._early, self._repeating, self._routes):
+        for record in (self.held, self.done, self._early, self._repeating, self._routes):
             record.clear()
         self._queue.clear()
         self._returns.clear()
         self._context.detours.reset()
         return effects
 
-    def overdue(self, now_s: float) -> list[Effect]:
-        return self._waits.overdue(now_s, self.held)
+    @override
+    def received(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+        if isinstance(message, Reroute):
+            return self.reroute(now_s, sender, message)
+        return super().received(now_s, sender, message)
 
     # --- forward ------------------------------------------------------------------------------
 
@@ -121,7 +113,7 @@ class RelayMicrobatches:
         microbatch = message.microbatch
         context.tensors.add(tensor)
         sender = origin_of(message, sender, context.node_id, context.view)
-        known = self.held.get(microbatch) or self._done.get(microbatch)
+        known = self.held.get(microbatch) or self.done.get(microbatch)
         if known is not None:
             done = [Send(sender, Complete(context.iteration, microbatch, 0.0))]
             return [*context.tensors.release(tensor.id), *(done if known.passed_on else [])]
@@ -161,6 +153,7 @@ class RelayMicrobatches:
         along = entry is not None and entry.downstream == held.downstream
         return along and flows.outflows.paired.get(flow_id) == sender == held.upstream
 
+    @override
     def admit(self) -> list[Effect]:
         """Begin with what waits, as far as there is room; those on their way back first."""
         effects: list[Effect] = []
@@ -262,6 +255,7 @@ class RelayMicrobatches:
         rest = [tensor for node, (tensor, _) in early.items() if node != sender]
         return sender, None if sender is None else early[sender], rest
 
+    @override
     def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
         held = self.held.get(message.microbatch)
         if (
@@ -271,8 +265,7 @@ class RelayMicrobatches:
         ):
             took_s = now_s - held.sent_s - message.compute_s
             self._context.detours.completed(now_s, sender, held.detour, took_s)
-        self._waits.completed(now_s, sender, held)
-        return []
+        return super().complete(now_s, sender, message)
 
     # --- backward -----------------------------------------------------------------------------
 
@@ -283,7 +276,7 @@ class RelayMicrobatches:
         context.tensors.add(tensor)
         held = self.held.get(microbatch)
         sender = origin_of(message, sender, context.node_id, context.view)
-        over = microbatch in self._done or sender in self._early.get(microbatch, ())
+        over = microbatch in self.done or sender in self._early.get(microbatch, ())
         if held is not None:
             over |= held.phase is Phase.RETURNING or sender != held.downstream
         if over or not self._is_of(sender, 1):
@@ -316,7 +309,7 @@ class RelayMicrobatches:
         """The backward pass has been computed: it counts, and its gradient goes upstream."""
         held = self.held.pop(microbatch)
         held.phase = Phase.FOLDED
-        self._done[microbatch] = held
+        self.done[microbatch] = held
         effects = [self._sent.send_backward(held, output), *self._say_mended(held)]
         return effects + self.admit()
 
@@ -329,7 +322,7 @@ class RelayMicrobatches:
         if sender != message.flow_id.data_node or not newer:
             return []
         self._routes[message.microbatch] = message
-        held = self.held.get(message.microbatch) or self._done.get(message.microbatch)
+        held = self.held.get(message.microbatch) or self.done.get(message.microbatch)
         here = _place(message.path, self._context.member.stage_index)
         if held is None or held.path_version >= message.path_version:
             return [] if held is None else self._say_mended(held)
@@ -363,14 +356,11 @@ class RelayMicrobatches:
 
     # --- refusals -----------------------------------------------------------------------------
 
-    def undelivered(self, event: SendFailed) -> list[Effect]:
-        """An activation or gradient could not be sent."""
-        return self._sent.undelivered(event, self.held, self._done)
-
+    @override
     def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
         """Pass a DENY upstream and forget the microbatch and its flow."""
         held = self.held.get(message.microbatch)
-        if again := self._sent.stuck(held or self._done.get(message.microbatch), sender):
+        if again := self._sent.stuck(held or self.done.get(message.microbatch), sender):
             return again
         if held is None or held.downstream != sender or held.phase is Phase.RETURNING:
             return []

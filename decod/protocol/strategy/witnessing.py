@@ -13,9 +13,9 @@ Nothing is audited where members step by themselves: no two of them have the sam
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.ids import NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, Averaging, AveragingUser, Weight, port_of
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
@@ -35,7 +35,7 @@ from decod.protocol.core.messages.microbatch_messages import Travelling
 from decod.protocol.core.proofs import digest_in, subject_of
 from decod.protocol.core.view import Role, tree_place
 from decod.protocol.strategy.auditor import Auditor, StageJudge
-from decod.protocol.strategy.microbatch import HeldMicrobatch, origin_of
+from decod.protocol.strategy.microbatch import Microbatches, origin_of
 
 _EARLY_MAX = 64
 """So many messages of one sender about audits of which this node has not heard yet are kept, and
@@ -43,20 +43,6 @@ two for each microbatch of the iteration."""
 
 
 NO_HASHES: Mapping[int, str] = {}
-
-
-class Microbatches(Protocol):
-    """What a member has had to do with in an iteration."""
-
-    @property
-    def folded(self) -> Sequence[MicrobatchId]:
-        """What is in its sum of gradients."""
-        ...
-
-    def dealt_with(self, relay: NodeId) -> Sequence[HeldMicrobatch]:
-        """Return what a relay has got from it, or given to it; all that it has folded in, if it is
-        that relay."""
-        ...
 
 
 def unproven(context: Context, received: Received) -> list[Effect]:
