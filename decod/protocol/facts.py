@@ -4,9 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from decod.ids import NodeId
 from decod.protocol.core.context import NodeState
-from decod.protocol.core.detours import RemoteLinks
 from decod.protocol.core.era import Hashes, Mark, Origin
-from decod.protocol.core.link_table import LinkTable
+from decod.protocol.core.link_table import LinkTable, RemoteLinks
 from decod.protocol.core.messages import NodeLoad
 from decod.protocol.core.view import View
 from decod.protocol.flows.routing import KnownFlow
@@ -218,7 +217,7 @@ class NodeFacts:
     @property
     def remote_links(self) -> RemoteLinks:
         """What this node has heard of the links between others."""
-        return self._context.remote_links
+        return self._context.links.remote
 
     @property
     def num_skipped(self) -> int:

@@ -199,16 +199,17 @@ class NodeMachine:
         self.identity = identity
         self._seals = identity.seals
         num_stages = run.stages.num_relay_stages + 1
+        nobody = View(version=0, leader=leader, term=1, num_stages=num_stages, members=())
+        if leader == identity.node_id:
+            facts = replace(facts, initial_from_leader=False)
         self.context = Context(
             node_id=identity.node_id,
             run=run,
+            facts=facts,
             links=LinkTable(
                 activation_size_bytes=facts.activation_size_bytes, compute_s=identity.compute_s
             ),
-            view=View(version=0, leader=leader, term=1, num_stages=num_stages, members=()),
-            iteration=Iteration(0, 0),
-            start_iteration=facts.start_iteration,
-            fetches_initial=facts.initial_from_leader and leader != identity.node_id,
+            opening=Opening(Iteration(0, 0), Iteration(0, 0), nobody),
             proofs=identity.proofs,
             bans=identity.bans,
         )
@@ -268,7 +269,7 @@ class NodeMachine:
             state=self.state.value,
             kept=inventory(self.context) if with_kept else (),
             awaited=self._liveness.late,
-            times=self.context.spent.usual,
+            times=facts.spent.usual,
             device=self.identity.device,
         )
 
@@ -503,7 +504,8 @@ class NodeMachine:
         """The run has ended. What was committed last may only be learnt from that."""
         _, effects = self.strategy.close(decision)
         effects += self.forwarding.end()
-        self.context.iteration = decision.opening.iteration
+        ended = decision.opening.iteration
+        self.context.opening = replace(self.context.opening, iteration=ended)
         self._ending = Ending(now_s, self.context, decision)
         return effects
 
@@ -543,11 +545,11 @@ class NodeMachine:
         opening = decision.opening
         committed, effects = strategy.close(decision)
         if committed:
-            context.spent.committed(now_s, context.compute.computed_s)
+            strategy.facts.spent.committed(now_s, context.compute.computed_s)
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
-        context.begin(opening)
+        context.opening = opening
         effects += self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)

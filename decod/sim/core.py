@@ -290,7 +290,7 @@ class FlowTable:
     @property
     def num_peers(self) -> int:
         """Number of nodes in the adjacent stages that this node deals with."""
-        return len(self._core.context.previous) + len(self._core.context.next)
+        return len(self._core.context.neighbours.previous) + len(self._core.context.neighbours.next)
 
     @property
     def num_data_nodes(self) -> int:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,13 +41,13 @@ from decod.net.server import PeerServer
 from decod.process import keep_freed_memory, keep_pauses_short
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core import events as ev
-from decod.protocol.core.context import Context
+from decod.protocol.core.context import Context, RunFacts
 from decod.protocol.core.effects import Effect, SendTensor
 from decod.protocol.core.fingerprints import digest_of
 from decod.protocol.core.jobs import Build, Configure, Job, Propose
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
-from decod.protocol.core.view import Member, Role, View
+from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.node_machine import NodeMachine
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
@@ -113,14 +113,16 @@ class AveragingMachine:
     ) -> None:
         nodes = tuple(node_id(each) for each in range(num_members))
         members = [Member(node, "", Role.RELAY, STAGE, capacity=1) for node in nodes]
+        view = View.of(members, version=1, leader=nodes[0], term=1, num_stages=STAGE + 1)
         self.context = Context(
             nodes[member],
             run,
+            RunFacts(manifest_sha256="", activation_size_bytes=1),
             LinkTable(activation_size_bytes=1, compute_s=1.0),
-            View.of(members, version=1, leader=nodes[0], term=1, num_stages=STAGE + 1),
-            Iteration(0, 1),
+            Opening(Iteration(0, 1), Iteration(0, 0), view),
         )
-        self.strategy, self.leadership = None, SimpleNamespace(election=None)
+        self.strategy = SimpleNamespace(facts=None)
+        self.leadership = SimpleNamespace(election=None)
         self.deadline_s = None
         self._nodes, self._averaged = nodes, averaged
         self._own = Weight(1, digest_of([MicrobatchId(1, 0, member)]))
@@ -134,7 +136,8 @@ class AveragingMachine:
     def begin(self) -> list[Effect]:
         """Begin the next average."""
         context = self.context
-        context.iteration = Iteration(context.iteration.number + 1, 1)
+        iteration = Iteration(context.iteration.number + 1, 1)
+        context.opening = replace(context.opening, iteration=iteration)
         key = AveragingId(context.iteration, context.view.version)
         averaging = Averaging(key, self._nodes, context.owners(self._nodes), overlapped=True)
         self._averager = Averager(context.node_id, averaging, port_of(context), cast("Any", self))
@@ -173,10 +176,6 @@ class AveragingMachine:
         return self._averager.average(received.sender, message, received.tensor)
 
     # --- the averager's user, and the owner of jobs -------------------------------------------
-
-    def part_squared(self, part: int, square_sum: float) -> list[Effect]:  # noqa: ARG002
-        """Nothing is clipped."""
-        return []
 
     def averaged(self) -> list[Effect]:
         """All parts are here: the device makes the average."""

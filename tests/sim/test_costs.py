@@ -57,7 +57,7 @@ def true_cost_s(simulation: Simulation, here: SimHost, there: SimHost) -> float:
 def neighbours(simulation: Simulation) -> Iterator[tuple[SimHost, SimHost]]:
     hosts = simulation.world.hosts
     for host in hosts.values():
-        for peer in core(host).context.next:
+        for peer in core(host).context.neighbours.next:
             yield host, hosts[peer]
 
 
@@ -84,7 +84,8 @@ def test_probes_are_few() -> None:
     hosts = simulation.hosts.values()
     assert sum(host.num_probes for host in hosts) > 0
     for host in hosts:
-        num_neighbours = len({*core(host).context.previous, *core(host).context.next})
+        neighbours = core(host).context.neighbours
+        num_neighbours = len({*neighbours.previous, *neighbours.next})
         # Links that look slow are probed once more, lest it was somebody else's traffic.
         assert host.num_probes <= 1.5 * num_neighbours
 

@@ -11,13 +11,13 @@ from decod.ids import FlowId, Iteration, NodeId
 from decod.planner.deciding import decide
 from decod.planner.graph import FlowGraph, GraphNode, Objective, Route
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.context import Context
+from decod.protocol.core.context import Context, Neighbours, RunFacts
 from decod.protocol.core.effects import Effect, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages import FlowAnswer, FlowCost, Message, RequestFlow, Withdraw
-from decod.protocol.core.view import Member, Role, View
+from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.flows.position import Position
 from decod.protocol.flows.registry import ROUTINGS
@@ -26,6 +26,7 @@ from decod.protocol.flows.searching import Search, SearchingRouting
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import RunConfig
 
+_FACTS = RunFacts(manifest_sha256="", activation_size_bytes=0)
 _RUN = RunConfig(protocol=ProtocolConfig(answer_timeout_s=6.0))
 """A round counts as a second."""
 
@@ -115,9 +116,12 @@ class Society:
     def _first_flows(self, node: GraphNode, view: View) -> RelayFlows | DataFlows:
         graph, node_id = self.graph, node.node_id
         links = _KnownLinks(graph, node_id)
-        context = Context(node_id, _RUN, links, view, Iteration(1, 1))
-        context.previous = tuple(p for p in graph.previous[node_id] if p in view.by_id)
-        context.next = tuple(p for p in graph.next[node_id] if p in view.by_id)
+        opening = Opening(Iteration(1, 1), Iteration(0, 0), view)
+        context = Context(node_id, _RUN, _FACTS, links, opening)
+        context.neighbours = Neighbours(
+            previous=tuple(p for p in graph.previous[node_id] if p in view.by_id),
+            next=tuple(p for p in graph.next[node_id] if p in view.by_id),
+        )
         kind = RelayFlows if node.stage_index else DataFlows
         return kind(self.round, context, Routing(context, self._rng).price_s)
 

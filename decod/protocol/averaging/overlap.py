@@ -143,10 +143,10 @@ class Overlap:
         context = self._context
         num_phases = context.run.sync.num_phases
         number = context.iteration.number
-        if not context.local:
+        if not context.opening.local:
             return num_phases
-        interval = context.due - context.anchor.number
-        elapsed = number - 1 - context.anchor.number
+        interval = context.opening.due - context.opening.anchor.number
+        elapsed = number - 1 - context.opening.anchor.number
         ends = ((2 * phase + 1) * interval for phase in range(num_phases))
         return sum(2 * num_phases * elapsed >= end for end in ends)
 
@@ -154,7 +154,7 @@ class Overlap:
     def _contributors(self) -> tuple[NodeId, ...]:
         context = self._context
         roster = context.view.roster(context.member.stage_index)
-        number = context.anchor.number
+        number = context.opening.anchor.number
         return tuple(m.node_id for m in roster if m.since_iteration < number)
 
     @property
@@ -172,20 +172,20 @@ class Overlap:
         """
         context = self._context
         contributors = self._contributors
-        last = context.anchor.number == context.run.num_iterations  # Nobody would use it.
-        if not context.anchor.attempt or last:
+        last = context.opening.anchor.number == context.run.num_iterations  # Nobody would use it.
+        if not context.opening.anchor.attempt or last:
             return None
         # Who lacks it begins no other average under its name: that says nothing of the roster.
-        version = context.travelled.get(context.member.stage_index, 0)
-        if self._parts and self._id == AveragingId(context.anchor, version):
+        version = dict(context.opening.travelled).get(context.member.stage_index, 0)
+        if self._parts and self._id == AveragingId(context.opening.anchor, version):
             return self._id
         if not contributors:
             return None
-        attempt = 1 if context.local else context.iteration.attempt
-        told = (context.view.term, attempt, context.travelling, *contributors)
+        attempt = 1 if context.opening.local else context.iteration.attempt
+        told = (context.view.term, attempt, context.opening.travelling, *contributors)
         text = " ".join(map(str, told))
         version = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
-        return AveragingId(context.anchor, version)
+        return AveragingId(context.opening.anchor, version)
 
     def _begin(self, key: AveragingId) -> list[Effect]:
         context = self._context
@@ -196,7 +196,7 @@ class Overlap:
             key,
             roster,
             context.owners(roster),
-            context.travelling,
+            context.opening.travelling,
             overlapped=True,
             quorum=math.ceil(ratio * len(roster)) if ratio < 1 else 0,
         )
@@ -205,9 +205,9 @@ class Overlap:
         self._sent_s = 0.0
         self._begun_s = context.now_s
         listens = context.node_id not in self._contributors
-        own = self._own if self._own_of == context.anchor.number else _NOTHING
+        own = self._own if self._own_of == context.opening.anchor.number else _NOTHING
         # Those who are slow are never all, so somebody contributes.
-        busy = context.run.sync.quorum < 1 and context.node_id in context.slow
+        busy = context.run.sync.quorum < 1 and context.node_id in dict(context.opening.slow)
         withholds = busy and self._sends_still
         effects = averager.listen() if listens else averager.begin(own, None, withholds=withholds)
         early = self._early
@@ -258,7 +258,7 @@ class Overlap:
 
     def _keep(self, received: Received, averaging: AveragingId) -> list[Effect]:
         """Keep a message of an average that this node has not begun yet."""
-        if averaging.iteration < self._context.anchor:
+        if averaging.iteration < self._context.opening.anchor:
             return released(received)
         self._early.append(received)
         return [] if len(self._early) <= _EARLY_MAX else released(self._early.popleft())
@@ -289,7 +289,7 @@ class Overlap:
     def _sends_still(self) -> bool:
         """Whether a contribution to an earlier outer step is on its way to a member."""
         view = self._context.view
-        step = self._context.anchor
+        step = self._context.opening.anchor
         sends = self._outgoing.values()
         return any(before < step and to in view for before, to in sends)
 

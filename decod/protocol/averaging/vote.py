@@ -226,7 +226,7 @@ class StepVote:
         notes: list[Effect] = [
             Note("member.differs", (("peer", node), ("stage", stage))) for node in odd
         ]
-        message = Differs(self._context.anchor.number, odd)
+        message = Differs(self._context.opening.anchor.number, odd)
         return notes + [Send(node, message) for node in odd]
 
     def _stage_votes(self) -> dict[NodeId, str]:

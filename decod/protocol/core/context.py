@@ -1,19 +1,18 @@
 """Who a node is, what it must know of the run, and what its machines share.
 
-`NodeMachine` alone replaces the view and the iteration of a `Context`.
+`NodeMachine` alone replaces the opening and the view of a `Context`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.planner.partition import SHARE_FULL, owners_of
-from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
+from decod.protocol.core.average_spec import AverageFormat
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.detours import BYWAYS_MAX, Detours, RemoteLinks
-from decod.protocol.core.durations import SpentTime
+from decod.protocol.core.detours import BYWAYS_MAX, Detours
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import CatchUp, Heartbeat
 from decod.protocol.core.proofs import NO_PROOFS, Proofs
@@ -100,11 +99,36 @@ class RunFacts:
     """The vote that this node has kept of an earlier life in this run."""
 
 
-_NOTHING_COMMITTED = Iteration(0, 0)
-
 PARTS_PER_MEMBER = 4
 """Of an average among members that step by themselves. With more, contributions and means overlap
 better, and shares are finer. Each costs a message to and from every member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """With whom a member deals in a view."""
+
+    previous: tuple[NodeId, ...] = ()
+    """Peers that may send this node microbatches."""
+    next: tuple[NodeId, ...] = ()
+    """Peers that this node may send microbatches to."""
+    nodes: tuple[NodeId, ...] = ()
+    """All of these, each once, without this node itself."""
+    byways: tuple[NodeId, ...] = ()
+    """Data nodes by way of which this node may send to others (`detours`)."""
+
+    @classmethod
+    def of(cls, view: View, node_id: NodeId, run: RunConfig) -> "Neighbours":
+        previous: tuple[NodeId, ...] = ()
+        behind: tuple[NodeId, ...] = ()
+        limit = run.protocol.max_peers_per_stage
+        if run.organisation is Organisation.PIPELINE:
+            previous = previous_peers(view, node_id, max_peers=limit)
+            behind = next_peers(view, node_id, max_peers=limit)
+        both = dict.fromkeys((*previous, *behind))
+        others = [m.node_id for m in view.data_nodes if m.node_id != node_id]
+        nodes = tuple(node for node in both if node != node_id)
+        return cls(previous, behind, nodes, tuple(others[:BYWAYS_MAX]))
 
 
 @dataclass(slots=True)
@@ -114,57 +138,35 @@ class Context:
     node_id: NodeId
     run: RunConfig
     """The settings of the run."""
+    facts: RunFacts
+    """What else is known of it. Whoever leads it at first needs no state from the leader."""
     links: LinkTable
-    view: View
-    iteration: Iteration
-    anchor: Iteration = _NOTHING_COMMITTED
-    """The committed iteration whose state the members of a stage have in common."""
-    due: int = 0
-    """The iteration that ends with the next average, if that is a later one."""
-    spec: AverageSpec = WHOLE
-    """Of the next average."""
-    travelling: AverageSpec = WHOLE
-    """Of the average that travels while members train on."""
-    slow: Mapping[NodeId, int] = field(default_factory=dict)
-    """Members that send slowly, and their shares of averages."""
-    travelled: Mapping[int, int] = field(default_factory=dict)
-    """By stage: the version of the average that has travelled, if all of its members have it."""
+    opening: Opening
+    """Of the iteration. Members may have been lost since."""
+    view: View = field(init=False)
+    neighbours: Neighbours = Neighbours()
     bans: BanList = NO_BANS
     """Who is banned, as far as this node knows."""
     now_s: float = 0.0
     """When the event in hand happened."""
-    start_iteration: int = 0
-    """Every member is built with the state of this iteration: nobody needs to hand it over."""
     why: str = ""
     """Why this node serves its stage, for people."""
-    fetches_initial: bool = False
-    """What this node builds is not the state that the run starts from: the leader has that."""
     kept: dict[tuple[int, int], str] = field(default_factory=dict)
     """States on this host's disk: stage index and iteration, and the hash of the parameters."""
     proofs: Proofs = NO_PROOFS
     """How others prove what they have sent, where work is audited."""
-    remote_links: RemoteLinks = field(default_factory=RemoteLinks)
     tensors: TensorStore = field(default_factory=TensorStore)
-    spent: SpentTime = field(default_factory=SpentTime)
     compute: ComputeQueue = field(init=False)
     detours: Detours = field(init=False)
-    previous: tuple[NodeId, ...] = ()
-    """Peers that may send this node microbatches."""
-    next: tuple[NodeId, ...] = ()
-    """Peers that this node may send microbatches to."""
-    neighbours: tuple[NodeId, ...] = ()
-    """All of these, each once, without this node itself."""
-    byways: tuple[NodeId, ...] = ()
-    """Data nodes by way of which this node may send to others (`detours`)."""
 
     def __post_init__(self) -> None:
+        self.view = self.opening.view
         self.compute = ComputeQueue(self.tensors, self.run.protocol)
         self.detours = Detours(self.links)
 
     @property
-    def local(self) -> bool:
-        """Whether the iteration ends without an average."""
-        return self.iteration.number < self.due
+    def iteration(self) -> Iteration:
+        return self.opening.iteration
 
     @property
     def averaging(self) -> AveragingId:
@@ -175,7 +177,8 @@ class Context:
         """Return who reduces which part of an average among members that step by themselves."""
         if not self.run.sync.steps_locally:
             return ()
-        shares = [self.slow.get(node, SHARE_FULL) for node in roster]
+        slow = dict(self.opening.slow)
+        shares = [slow.get(node, SHARE_FULL) for node in roster]
         return owners_of(shares, PARTS_PER_MEMBER * len(roster) if len(roster) > 1 else 1)
 
     @property
@@ -186,7 +189,7 @@ class Context:
         """Return d(i, j) of a link between neighbouring stages; None if it is unknown here."""
         if self.node_id in (begin, end):
             return self.links.cost_s(end if begin == self.node_id else begin)
-        return self.remote_links.cost_s(begin, end)
+        return self.links.remote.cost_s(begin, end)
 
     @property
     def catch_up(self) -> CatchUp:
@@ -198,26 +201,9 @@ class Context:
         """What tells others that this node lives, and how far it is."""
         return Heartbeat(self.iteration, self.bans.version, self.view.version)
 
-    def begin(self, opening: Opening) -> None:
-        """Begin the iteration of an opening. Its view comes apart (`adopt`)."""
-        self.iteration = opening.iteration
-        self.anchor = opening.anchor
-        self.due = opening.due
-        self.spec = opening.spec
-        self.travelling = opening.travelling
-        self.slow = dict(opening.slow)
-        self.travelled = dict(opening.travelled)
-
     def adopt(self, view: View) -> None:
         """Use a new view. This node must be in it."""
         assert self.node_id in view, "who is no member has no place among peers"
         assert view.term >= self.view.term, (view.term, self.view.term)
         self.view = view
-        limit = self.run.protocol.max_peers_per_stage
-        if self.run.organisation is Organisation.PIPELINE:
-            self.previous = previous_peers(view, self.node_id, max_peers=limit)
-            self.next = next_peers(view, self.node_id, max_peers=limit)
-        both = dict.fromkeys((*self.previous, *self.next))
-        self.neighbours = tuple(node for node in both if node != self.node_id)
-        others = [m.node_id for m in view.data_nodes if m.node_id != self.node_id]
-        self.byways = tuple(others[:BYWAYS_MAX])
+        self.neighbours = Neighbours.of(view, self.node_id, self.run)

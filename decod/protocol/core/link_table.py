@@ -21,6 +21,7 @@ Both ends of a link come to the same cost: a node reckons with the values of its
 Source: GWTF, section IV, equation (1). How the values come about is left open there.
 """
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -36,6 +37,7 @@ from decod.planner.cost import (
 )
 from decod.protocol.core import jobs
 from decod.protocol.core.durations import STALE_S, Recent
+from decod.protocol.core.messages.routing_messages import Hop
 
 TRANSFER_SIZE_MIN_BYTES = 1 << 16
 """Less is over before the time of its bytes stands out from that of its latency."""
@@ -97,6 +99,40 @@ class _Peer:
     """This node's end as it knows it now, likewise."""
 
 
+@dataclass(slots=True)
+class RemoteLinks:
+    """Costs of links by equation (1), as last heard, and how long nodes take for a pass.
+
+    Claims that come home gather what the links on their ways cost, and how fast the relays there
+    are (`flows.negotiation.settling`). That is kept beyond the view in which it was heard: whoever
+    has to choose at once who takes a lost relay's place knows then which of them has good links.
+    """
+
+    _costs_s: dict[tuple[NodeId, NodeId], float] = field(default_factory=dict)
+    _compute_s: dict[NodeId, float] = field(default_factory=dict)
+
+    def heard(self, hops: Iterable[Hop]) -> None:
+        """Take in what a claim has gathered."""
+        for hop in hops:
+            self._compute_s[hop.node_id] = hop.compute_s
+            self._costs_s.update({(hop.node_id, peer): cost for peer, cost in hop.costs})
+            self._costs_s.update({(peer, hop.node_id): cost for peer, cost in hop.inward})
+
+    def forget_others(self, members: Container[NodeId]) -> None:
+        """Forget all links but those between these nodes."""
+        costs_s = self._costs_s.items()
+        self._costs_s = {(a, b): cost for (a, b), cost in costs_s if a in members and b in members}
+        self._compute_s = {k: v for k, v in self._compute_s.items() if k in members}
+
+    def cost_s(self, begin: NodeId, end: NodeId) -> float | None:
+        """Return d(i, j); None: nothing was heard of that link."""
+        return self._costs_s.get((begin, end))
+
+    def compute_s(self, node_id: NodeId) -> float | None:
+        """Return a node's mean time for a pass; None: nothing was heard of it."""
+        return self._compute_s.get(node_id)
+
+
 class LinkTable:
     """Costs of this node's links by equation (1).
 
@@ -115,6 +151,8 @@ class LinkTable:
         """None: a pass was measured since."""
         self.broken: set[NodeId] = set()
         """Peers to whom this node's link carries nothing (`decod.protocol.links.forwarding`)."""
+        self.remote = RemoteLinks()
+        """What it has heard of the links between others."""
         self._passed: frozenset[NodeId] = frozenset()
 
     # --- what is measured here ----------------------------------------------------------------

@@ -100,7 +100,7 @@ class Outflows:
         if (answer := self._answers.get(key)) is not None:
             return [Send(sender, answer)]
         flow_id = None
-        if key not in self._withdrawn and sender in self._context.previous:
+        if key not in self._withdrawn and sender in self._context.neighbours.previous:
             flow_id = self._cheapest(request.data_node, limit_s=request.cost_s)
         cost_s = math.inf
         if flow_id is not None:
@@ -162,7 +162,7 @@ class Outflows:
     def _listeners(self, data_node: NodeId) -> tuple[NodeId, ...]:
         """Return who may take up an outflow: before the first stage, its own data node alone."""
         first = self._context.member.stage_index == 1
-        return (data_node,) if first else self._context.previous
+        return (data_node,) if first else self._context.neighbours.previous
 
     def _offer(self, data_node: NodeId) -> tuple[float, int]:
         costs = [cost for f, cost in self.unpaired.items() if f.data_node == data_node]
@@ -234,7 +234,7 @@ class Inflows:
         return sum(data_node == r.data_node for r in self._requests.values())
 
     def announced(self, sender: NodeId, message: FlowCost) -> None:
-        if sender in self.context.next:
+        if sender in self.context.neighbours.next:
             self._offers[sender, message.data_node] = FlowOffer(
                 message.cost_s, message.num_unpaired, message.compute_s
             )

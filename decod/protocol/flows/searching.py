@@ -159,8 +159,8 @@ class SearchingRouting(Routing):
             data=data,
             capacity=flow_room(view, node_id),
             num_stages=view.num_stages - 1,
-            previous=context.previous,
-            next=context.next,
+            previous=context.neighbours.previous,
+            next=context.neighbours.next,
             data_peers=others if data else (),
             stage_peers=() if data else stage_peers(view, node_id, max_peers=limit),
             cost_to=self._steady_cost,
@@ -170,7 +170,7 @@ class SearchingRouting(Routing):
             fair=True,
             work_max=_SETTLE_WORK_MAX,
             rooms=self._rooms if node_id == view.leader else None,
-            heard=context.remote_links.heard,
+            heard=context.links.remote.heard,
         )
 
     def _rooms(self) -> list[dict[NodeId, int]]:

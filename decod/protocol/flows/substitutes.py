@@ -103,7 +103,7 @@ class Substitutes:
         known_s = [cost_s * (1 + uses) for cost_s, uses in costs_s if cost_s is not None]
         if not known_s or len(known_s) < len(costs_s):
             return None
-        pass_s = self._context.remote_links.compute_s(relay) or 0.0
+        pass_s = self._context.links.remote.compute_s(relay) or 0.0
         return sum(known_s) + 2 * pass_s * self._loads[relay]
 
 

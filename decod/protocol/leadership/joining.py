@@ -47,9 +47,9 @@ class Joining:
         self._context = context
         self._identity = identity
         self._offer = offer
-        self._initial_due = context.fetches_initial
+        self._initial_due = context.facts.initial_from_leader
         """What was built is not the state yet that the run starts from."""
-        self._initial_held = not context.fetches_initial
+        self._initial_held = not context.facts.initial_from_leader
         self._fetching = False
         self._assigned: Assign | None = None
         self._assigned_in = (0, 0)
@@ -128,7 +128,7 @@ class Joining:
         if self._assigned is None or self._built is None:
             return []
         self._told = self.replay.level
-        state_at = self._told or Iteration(self._context.start_iteration, 0)
+        state_at = self._told or Iteration(self._context.facts.start_iteration, 0)
         prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, state_at)
         return [Send(self._context.view.leader, prepared)]
 
@@ -142,7 +142,7 @@ class Joining:
         context = self._context
         if self.replay.takes(event):
             return self.replay.fetched(event)
-        if not self._fetching or event.iteration != context.start_iteration:
+        if not self._fetching or event.iteration != context.facts.start_iteration:
             return [FreeTensor(event.tensor.id)]
         context.tensors.add(event.tensor)
         load = Load(event.iteration, event.manifest)
@@ -249,7 +249,7 @@ class Joining:
             return self._say_ready()
         self._assigned = message
         self._built = None
-        self._initial_due = self._context.fetches_initial and not message.begun
+        self._initial_due = self._context.facts.initial_from_leader and not message.begun
         self._context.why = message.reason
         fields = (("stage", message.stage_index), ("reason", message.reason))
         note = Note("stage.assigned", fields)
@@ -276,7 +276,7 @@ class Joining:
     def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
         """The stage stands: with weights from the seed or, `initial`, with its given state."""
         self._built = result
-        self._initial_held = initial or not self._context.fetches_initial
+        self._initial_held = initial or not self._context.facts.initial_from_leader
         if initial:
             self._initial_due = self._fetching = False
         return self.knock(now_s)
@@ -294,7 +294,7 @@ class Joining:
         self._fetching = True
         context = self._context
         stage_index = self._assigned.stage_index
-        return [FetchState((context.view.leader,), stage_index, context.start_iteration)]
+        return [FetchState((context.view.leader,), stage_index, context.facts.start_iteration)]
 
 
 def _to_member(message: messages.Message) -> bool:

@@ -304,7 +304,7 @@ class Leadership:
         leader = Leader(
             context.node_id, context.run, self._facts, self._strategy, around, self._rng
         )
-        leader.recovery.has_start = not context.fetches_initial
+        leader.recovery.has_start = not context.facts.initial_from_leader
         return leader
 
     def _hashes(self) -> Hashes:

@@ -95,7 +95,7 @@ class Outbox:
             return False
         if isinstance(message, Passed):
             return True
-        if travels_on(message, self._context.anchor):
+        if travels_on(message, self._context.opening.anchor):
             return True
         if isinstance(message, OfAveraging):
             return message.averaging.iteration == self._context.iteration
@@ -439,7 +439,7 @@ class Forwarding:
 
         Parts of an average that travels still do.
         """
-        anchor = self._context.anchor
+        anchor = self._context.opening.anchor
         stale = [
             ticket
             for ticket, entry in self._open.items()

@@ -85,11 +85,11 @@ class LinkMeasuring:
 
     def _adopt(self, now_s: float) -> None:
         context = self._context
-        self._owed = set(self._context.neighbours)
+        self._owed = set(self._context.neighbours.nodes)
         self.deadline_s = now_s + _SETTLE_S
         members = frozenset(context.view.by_id)
         context.links.forget_others(members, passed_peers(context.view, context.node_id))
-        context.remote_links.forget_others(members)
+        context.links.remote.forget_others(members)
         context.detours.forget_others(members)
         self._tried_s = {node: at_s for node, at_s in self._tried_s.items() if node in members}
         self._told_s.clear()
@@ -118,7 +118,7 @@ class LinkMeasuring:
             duration_s=event.duration_s,
             share=event.share,
         )
-        if node not in self._context.neighbours:
+        if node not in self._context.neighbours.nodes:
             return []
         if now_s - self._told_s.get(node, now_s) < URGENT_INTERVAL_S or not links.moved_far(node):
             return []
@@ -144,7 +144,7 @@ class LinkMeasuring:
 
     def undelivered(self, event: SendFailed) -> None:
         """If a report did not arrive, another is owed."""
-        if isinstance(event.message, LinkReport) and event.to in self._context.neighbours:
+        if isinstance(event.message, LinkReport) and event.to in self._context.neighbours.nodes:
             self._owed.add(event.to)
 
     def overdue(self, now_s: float) -> list[Effect]:
@@ -159,10 +159,10 @@ class LinkMeasuring:
         context = self._context
         due = [
             node
-            for node in context.neighbours
+            for node in context.neighbours.nodes
             if node in self._owed
             or context.links.moved(node)
-            or context.detours.news(node, context.byways)
+            or context.detours.news(node, context.neighbours.byways)
         ]
         self._owed.clear()
         return [self._tell(now_s, node) for node in due]
@@ -175,7 +175,7 @@ class LinkMeasuring:
             latency_s=told.link.latency_s,
             bandwidth_bytes_per_s=told.link.bandwidth_bytes_per_s,
             compute_s=told.compute_s,
-            byways=self._context.detours.tell(node, self._context.byways),
+            byways=self._context.detours.tell(node, self._context.neighbours.byways),
         )
         return Send(node, report)
 
@@ -187,7 +187,7 @@ class LinkMeasuring:
         links = self._context.links
         worth = {
             node
-            for side in (self._context.previous, self._context.next)
+            for side in (self._context.neighbours.previous, self._context.neighbours.next)
             for node in self._worth_probing(now_s, side)
         } or self._byways_worth_probing(now_s)
         if not worth:
@@ -205,11 +205,11 @@ class LinkMeasuring:
     def _byways_worth_probing(self, now_s: float) -> set[NodeId]:
         """Return data nodes by way of which something might come that has only a slow link."""
         context = self._context
-        if not any(map(context.detours.is_slow, context.neighbours)):
+        if not any(map(context.detours.is_slow, context.neighbours.nodes)):
             return set()
         return {
             node
-            for node in context.byways
+            for node in context.neighbours.byways
             if context.links.bandwidth_stale(now_s, node)
             and now_s - self._tried_s.get(node, -STALE_S) >= STALE_S
         }

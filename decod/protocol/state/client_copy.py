@@ -204,7 +204,7 @@ class ClientCopy(StageCopy):
         self.told(decision)
         iteration = decision.opening.anchor.number
         state = self.state
-        if iteration == self._context.start_iteration and replay.pristine:
+        if iteration == self._context.facts.start_iteration and replay.pristine:
             state.iteration = iteration
             state.loaded = True
         return replay.end()

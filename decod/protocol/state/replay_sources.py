@@ -155,8 +155,8 @@ class ReplaySource:
     def _lead(self, now_s: float) -> int:
         """Return how many iterations ahead a state is that all donors can still be asked for."""
         periods_s = [period_s for period_s in self._periods_s if period_s > 0]
-        context = self._context
-        alone = context.local or context.anchor.number < context.iteration.number - 1
+        opening = self._context.opening
+        alone = opening.local or opening.anchor.number < opening.iteration.number - 1
         if alone or not periods_s:
             return 0  # What all have in common stands for some iterations.
         period_s = median(periods_s)
@@ -197,7 +197,7 @@ class ReplaySource:
                 job.weights_total,
                 self._stage.parameter_hash,
                 job.gradient_norm,
-                iteration - 1 - self._context.anchor.number,
+                iteration - 1 - self._context.opening.anchor.number,
                 job.num_ahead,
                 job.spec,
                 job.ahead_spec,

@@ -395,7 +395,7 @@ class Rollback:
         parameter_hash = event.result.parameter_hash
         self._stage.parameter_hash = ""
         if isinstance(job, Build):
-            if self._origin.source is not Source.START or self._context.fetches_initial:
+            if self._origin.source is not Source.START or self._context.facts.initial_from_leader:
                 return self._fetch()
         elif isinstance(job, Load) and self._hash not in ("", parameter_hash):
             return self.load_failed("it is not what was committed")

@@ -67,7 +67,7 @@ class StageState:
     def __init__(self, context: Context, loaded: Loaded) -> None:
         self._context = context
         self._is_here = loaded
-        self.iteration = context.start_iteration
+        self.iteration = context.facts.start_iteration
         """The committed iteration whose state this node holds, or is loading: one that ended with
         an average."""
         self.loaded = False
@@ -106,7 +106,7 @@ class StageState:
         """
         self.iteration = iteration
         self._wanted_hash = parameter_hash
-        if iteration == self._context.start_iteration and pristine:
+        if iteration == self._context.facts.start_iteration and pristine:
             self.loaded = True
             return []
         return self.fetch_entered()
@@ -117,7 +117,7 @@ class StageState:
         iteration = self.iteration
         roster = context.view.roster(context.member.stage_index)
         donors = [m.node_id for m in roster if m.since_iteration < iteration]
-        if iteration == context.start_iteration:
+        if iteration == context.facts.start_iteration:
             # Those that were there from the beginning.
             donors = [m.node_id for m in roster if m.node_id != context.node_id]
         newcomers = [m.node_id for m in roster if m.since_iteration >= iteration]

@@ -644,7 +644,7 @@ class StageJudge(Auditor):
         self._asked = True
         donors = (*(node for node in self._roster if node != relay), relay)
         stage = context.view.by_id[relay].stage_index
-        iteration = context.anchor.number
+        iteration = context.opening.anchor.number
         # Rounded parameters have no hash that was voted on.
         whole = context.run.rounded
         return [FetchState(donors, stage, iteration, parameter_hash, with_optimizer=whole)]
@@ -652,7 +652,7 @@ class StageJudge(Auditor):
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about what this judge has asked for."""
         stage = self._context.view.by_id[self.case.relay].stage_index
-        mine = (event.stage_index, event.iteration) == (stage, self._context.anchor.number)
+        mine = (event.stage_index, event.iteration) == (stage, self._context.opening.anchor.number)
         return mine and self._asked and not self._over
 
     def fetched(self, event: StateFetched) -> list[Effect]:

@@ -337,9 +337,10 @@ class Learners:
         if before == self._seen:
             return
         members = {(m.node_id, m.since_iteration) for m in view.members}
+        travelled = self._context.opening.travelled
         for phase in self._phases:
             # Places on the path are stages counted from the first of the relays.
-            kept = set() if phase.missing else {stage - 1 for stage in self._context.travelled}
+            kept = set() if phase.missing else {stage - 1 for stage, _ in travelled}
             for microbatch, lives in phase.lives.items():
                 lost = (place for place, life in lives.items() if life not in members)
                 if gone := [place for place in lost if place not in kept]:

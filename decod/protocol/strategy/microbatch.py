@@ -276,7 +276,7 @@ class SentTensors:
         self, to: NodeId, held: HeldMicrobatch, tensor: TensorId
     ) -> tuple[NodeId, Detour | None]:
         """Return to whom a tensor for the next node is sent, and the detour that it takes."""
-        byways = {held.home, *self._context.byways} - {to, self._context.node_id}
+        byways = {held.home, *self._context.neighbours.byways} - {to, self._context.node_id}
         detour = self._context.detours.choose(to, byways, tensor)
         return (to, None) if detour is None else (detour.by, detour)
 

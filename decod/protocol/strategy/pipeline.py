@@ -282,11 +282,11 @@ class Pipeline:
         account = step.account if step is not None else ()
         effects = commit_notes(decision, facts.begun, account, self._context, voted=committed)
         self._hashes = dict(decision.hashes)
-        self._stays_ready = committed and self._context.local
+        self._stays_ready = committed and self._context.opening.local
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         effects += self._abandon_step()
         if committed and step is not None:
-            averaged = None if self._context.local else self._context.spec.fragment
+            averaged = None if self._context.opening.local else self._context.opening.spec.fragment
             facts.num_committed += len(self.microbatches.folded)
             effects.append(self._count_work(opening.committed.number))
             if step.begun is not None:
@@ -441,7 +441,7 @@ class Pipeline:
         """A tensor has arrived at another node."""
         waited = self.overlap is None or not self.overlap.sent(event)
         if waited and event.to in self._context.view:
-            self._context.spent.sent(now_s, event.duration_s)
+            self.facts.spent.sent(now_s, event.duration_s)
         return []
 
     def _of_view(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:

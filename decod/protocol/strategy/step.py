@@ -223,7 +223,8 @@ def averaging_of(context: Context) -> Averaging:
     roster = tuple(member.node_id for member in view.roster(stage))
     clients = tuple(member.node_id for member in view.clients[stage])
     owners = tuple(range(len(roster))) if clients else context.owners(roster)
-    return Averaging(context.averaging, (*roster, *clients), owners, context.spec, readers=roster)
+    spec = context.opening.spec
+    return Averaging(context.averaging, (*roster, *clients), owners, spec, readers=roster)
 
 
 class Step:
@@ -268,7 +269,7 @@ class Step:
         self.averager = self.witnessed.averager
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
-        self._averages = not context.local
+        self._averages = not context.opening.local
         self._uses_own = overlap is None or context.iteration.number == context.run.num_iterations
         """Whether the average of this iteration is used at once. The last of a run is."""
         self._shares = self._averages and self._uses_own and len(averaging.roster) > 1
@@ -403,7 +404,7 @@ class Step:
         # After a vote against the step, from here or below, nothing enters an average.
         if begun is None or self._own is not None or self.vote.cast:
             return []
-        self._own = own = self._policy.weigh(folded, self._context.spec.fragment)
+        self._own = own = self._policy.weigh(folded, self._context.opening.spec.fragment)
         self._folded = weight_of(folded)
         if not (self._averages and self._uses_own):
             return self._propose()
@@ -475,8 +476,8 @@ class Step:
             weight.num,
             norm,
             len(ahead),
-            self._context.spec,
-            self._context.travelling,
+            self._context.opening.spec,
+            self._context.opening.travelling,
             self._overlap.missed if self._overlap is not None else (),
             tuple(sorted(self.averager.missed)),
         )

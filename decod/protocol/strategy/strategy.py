@@ -10,6 +10,7 @@ from typing import Protocol
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
+from decod.protocol.core.durations import SpentTime
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.era import Source
 from decod.protocol.core.events import DeadlinePassed, Received, SendFailed, TensorSent
@@ -59,6 +60,7 @@ class StrategyFacts:
         """The run waits: the iteration that is open takes no microbatches."""
         self.num_committed = 0
         """Microbatches of committed iterations that this node has worked on."""
+        self.spent = SpentTime()
         self.positions = Positions(batch=context.run.batch.microbatches_per_iteration)
         """How much of the data the run has seen."""
 
@@ -71,7 +73,7 @@ class StrategyFacts:
         self.paused = opening.paused
         if returns:
             self.positions.go_back(opening.committed.number)
-        if opening.committed.number == self._context.start_iteration:
+        if opening.committed.number == self._context.facts.start_iteration:
             self.positions.begin()
         return returns
 

@@ -279,7 +279,7 @@ class Audits:
     def _judged(self, judge: StageJudge) -> list[Effect]:
         """Have a judge begin, unless it would have to wait for another state."""
         stage = self._context.view.by_id[judge.case.relay].stage_index
-        place = (stage, self._context.anchor.number)
+        place = (stage, self._context.opening.anchor.number)
         if self._fetching - {place}:
             # A link may be too slow for all of them. They would fill the memory of who gives them.
             return judge.give_up("another stage's state, or an earlier one, is still on its way")

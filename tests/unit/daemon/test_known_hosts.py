@@ -12,8 +12,7 @@ from decod.errors import NotRunningError
 from decod.ids import NodeId
 from decod.lab.files.hosts_file import run_hosts_of
 from decod.planner.cost import Link
-from decod.protocol.core.detours import RemoteLinks
-from decod.protocol.core.link_table import LinkTable, Terms
+from decod.protocol.core.link_table import LinkTable, RemoteLinks, Terms
 from decod.protocol.core.messages.routing_messages import Hop
 from decod.protocol.core.view import Duty, Member, Role, View
 from decod.protocol.flows.routing import FlowId, KnownFlow

@@ -93,9 +93,15 @@ def context_of(
     """Return a node's context; computing takes 1 s, and links cost what unmeasured ones do."""
     links = LinkTable(activation_size_bytes=0, compute_s=1.0)
     run = dataclasses.replace(RUN, protocol=config)
-    context = Context(node_id=node_id, run=run, links=links, view=view, iteration=iteration)
+    opening = Opening(iteration, Iteration(0, 0), view)
+    context = Context(node_id=node_id, run=run, facts=FACTS, links=links, opening=opening)
     context.adopt(view)
     return context
+
+
+def reopen(context: Context, **changes: Any) -> None:
+    """Change what was said when the context's iteration was opened."""
+    context.opening = dataclasses.replace(context.opening, **changes)
 
 
 def settle(context: Context, **tables: Any) -> None:

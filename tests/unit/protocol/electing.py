@@ -124,7 +124,8 @@ class Electing:
         old = self.nodes[node_id]
         old.alive = False
         empty = dataclasses.replace(old.context.view, version=0, term=1, members=())
-        context = dataclasses.replace(old.context, view=empty, iteration=Iteration(0, 0))
+        opening = Opening(Iteration(0, 0), Iteration(0, 0), empty)
+        context = dataclasses.replace(old.context, opening=opening)
         promise = self.disks.get(node_id, NO_PROMISE)
         node: Node
         rng = Random(self.rng.random())
@@ -237,7 +238,7 @@ class Electing:
                 return
             self._step(node)
         context.adopt(opening.view)
-        context.iteration = opening.iteration
+        context.opening = opening
         node.ready = False
         if opening.view.leader != node_id:
             node.lead = None

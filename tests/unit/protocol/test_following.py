@@ -33,6 +33,7 @@ from decod.protocol.state.replay_sources import FOLLOWERS_MAX, LAG_MAX, ReplaySo
 from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     D0,
+    FACTS,
     R1A,
     R1B,
     R1C,
@@ -45,6 +46,7 @@ from tests.unit.protocol.cast import (
     member,
     not_called,
     notes_of,
+    reopen,
     sent,
     tensor,
     view_of,
@@ -64,8 +66,8 @@ class Candidate:
             node_id=R1C,
             run=replace(RUN, protocol=configured(keep_max_bytes=keep_max_bytes)),
             links=LinkTable(activation_size_bytes=0, compute_s=1.0),
-            view=nobody,
-            iteration=Iteration(0, 0),
+            facts=FACTS,
+            opening=Opening(Iteration(0, 0), Iteration(0, 0), nobody),
         )
         self.machine = Replay(self.context, "r1c:7700", self, incarnation=0)
         self.given: list[StartJob] = []
@@ -279,7 +281,7 @@ class Host:
 
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))
-        self.context.anchor = Iteration(iteration - 1, 1)
+        reopen(self.context, committed=Iteration(iteration - 1, 1))
         job = Propose(iteration, 1, 8, 0.5)
         return self.machine.share(AveragingId(Iteration(iteration, 1), 3), job, [part])
 

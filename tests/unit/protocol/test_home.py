@@ -8,7 +8,7 @@ from decod.protocol.core.jobs import Embed, EmbedBackward, Forward, Head, Loss
 from decod.protocol.core.messages.microbatch_messages import Report
 from decod.protocol.core.view import View
 from decod.protocol.strategy.servers.home import HomeMicrobatches
-from tests.unit.protocol.cast import D0, configured, freed, jobs_of, mb, sent, settle
+from tests.unit.protocol.cast import D0, configured, freed, jobs_of, mb, reopen, sent, settle
 from tests.unit.protocol.servers_cast import Bench, stage
 
 M, N = mb(0), mb(1)
@@ -77,7 +77,7 @@ def test_what_was_put_off_is_sent_first_when_it_is_due() -> None:
     bench.finish(N)
     bench.home.committed(marked=False)
     bench.home.reset()
-    bench.context.iteration = Iteration(2, 1)
+    reopen(bench.context, iteration=Iteration(2, 1))
     assert jobs_of(bench.open())[0] == Embed(M)
 
 

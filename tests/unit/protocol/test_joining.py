@@ -11,7 +11,7 @@ from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import Assign, Join, Prepared
 from decod.protocol.core.view import Opening, Role, View
 from decod.protocol.leadership.joining import Joining
-from tests.unit.protocol.cast import D0, ITERATION, MANIFEST, R1A, RUN, view_of
+from tests.unit.protocol.cast import D0, FACTS, ITERATION, MANIFEST, R1A, RUN, view_of
 
 IDENTITY = Identity(node_id=R1A, address="r1a:7700", role=Role.RELAY, capacity=2, compute_s=1.0)
 OFFER = Join("r1a:7700", Role.RELAY, 2, None, MANIFEST, incarnation=7)
@@ -25,9 +25,8 @@ def machine(*, fetches_initial: bool = False) -> tuple[Joining, Context]:
         node_id=R1A,
         run=RUN,
         links=links,
-        view=nobody,
-        iteration=ITERATION,
-        fetches_initial=fetches_initial,
+        facts=replace(FACTS, initial_from_leader=fetches_initial),
+        opening=Opening(ITERATION, Iteration(0, 0), nobody),
     )
     return Joining(context, IDENTITY, OFFER), context
 

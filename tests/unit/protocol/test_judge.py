@@ -29,6 +29,7 @@ from tests.unit.protocol.cast import (
     flow,
     freed,
     received,
+    reopen,
     sent,
     tensor,
     view_of,
@@ -79,7 +80,7 @@ class Judging:
         return self.audits.received(received(sender, message, of))
 
     def fetched(self) -> list[Effect]:
-        event = StateFetched(1, self.context.anchor.number, "{}", tensor(9))
+        event = StateFetched(1, self.context.opening.anchor.number, "{}", tensor(9))
         assert self.audits.takes(event)
         return self.audits.fetched(event)
 
@@ -141,12 +142,12 @@ def test_a_stage_that_can_not_be_built_is_not_judged() -> None:
 def test_a_state_that_is_late_keeps_later_ones_from_being_asked_for() -> None:
     """It may be larger than a link carries in an iteration."""
     judging = Judging()
-    judging.context.anchor = Iteration(judging.context.anchor.number + 1, 1)
+    reopen(judging.context, committed=Iteration(judging.context.opening.anchor.number + 1, 1))
     judging.audits.abandon()
     later = judging.again()
     assert not [e for e in later if isinstance(e, FetchState)]
     assert "still on its way" in result_of(later).failure
-    late = StateFetched(1, judging.context.anchor.number - 1, "{}", tensor(9))
+    late = StateFetched(1, judging.context.opening.anchor.number - 1, "{}", tensor(9))
     assert judging.audits.takes(late)
     assert freed(judging.audits.fetched(late)) == [9]
     assert [e for e in judging.again() if isinstance(e, FetchState)]

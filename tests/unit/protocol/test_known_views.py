@@ -25,6 +25,7 @@ from tests.unit.protocol.cast import (
     context_of,
     member,
     received,
+    reopen,
     repeated,
     sent,
     view_of,
@@ -48,7 +49,7 @@ def knows(name: str, *views: View) -> KnownViews:
     for attempt, view in enumerate(views, 1):
         known.taken(decision(view, Iteration(1, attempt)))
         context.adopt(view)
-        context.iteration = Iteration(1, attempt)
+        reopen(context, iteration=Iteration(1, attempt))
     return known
 
 

@@ -33,6 +33,7 @@ from tests.unit.protocol.cast import (
     mb,
     member,
     notes_of,
+    reopen,
     sent,
     tensor,
     view_of,
@@ -156,7 +157,7 @@ class Data:
         self.next_tensor = 100
 
     def open(self, iteration: int = 1, now_s: float = 0.0) -> list[Effect]:
-        self.context.iteration = Iteration(iteration, 1)
+        reopen(self.context, iteration=Iteration(iteration, 1))
         return self.machine.open(now_s)
 
     def message(self, microbatch: MicrobatchId, slot: int = 0) -> ForwardActivation:

@@ -8,7 +8,7 @@ from decod.ids import Iteration, TensorId
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core.context import Context
 from decod.protocol.core.events import TensorSent
-from tests.unit.protocol.cast import LOCALLY, R1A, context_of, member, settle, view_of
+from tests.unit.protocol.cast import LOCALLY, R1A, context_of, member, reopen, settle, view_of
 
 SYNC = replace(LOCALLY, overlap=True)
 
@@ -18,7 +18,7 @@ def relay(*, since: int) -> Context:
     stage = [member(name, since_iteration=since) for name in ("r1a", "r1b")]
     context = context_of(R1A, view_of("d0", *stage), iteration=Iteration(6, 1))
     settle(context, sync=SYNC)
-    context.anchor, context.due = Iteration(4, 1), 8
+    reopen(context, committed=Iteration(4, 1), due=8)
     return context
 
 
@@ -28,7 +28,7 @@ def test_an_average_that_is_not_here_is_not_begun_under_its_name(since: int) -> 
     context = relay(since=since)
     told, untold = Overlap(context, list), Overlap(context, list)
     untold.opened()
-    context.travelled = {1: 5}
+    reopen(context, travelled=((1, 5),))
     told.opened()
     assert told.awaited == untold.awaited
     assert told.settled == (since == 4), "newcomers alone have no average"

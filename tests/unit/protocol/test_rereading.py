@@ -19,6 +19,7 @@ from tests.unit.protocol.cast import (
     R2B,
     context_of,
     member,
+    reopen,
     settle,
     view_of,
 )
@@ -64,14 +65,14 @@ def test_what_is_trained_on_again_is_not_lost_with_the_average_of_who_had_learnt
     context = data_node(replace(REREADS, overlap=True))
     learners = Learners(context)
     commit(learners, mb(1), averaged=0)
-    context.travelled = {1: 5, 2: 6}
+    reopen(context, travelled=((1, 5), (2, 6)))
     change(context, "d0", "r1b", "r2b")
     assert learners.take_lost() == set()
-    context.travelled = {1: 5}
+    reopen(context, travelled=((1, 5),))
     change(context, "d0", "r1b", "r2b", "r2a'")
     assert learners.take_lost() == {mb(1)}
     commit(learners, mb(1), path=NEW)
-    context.travelled = {}
+    reopen(context, travelled=())
     change(context, "d0", "r1b", "r2b", "r1a'", "r2a'")
     assert learners.take_lost() == set()
     change(context, "d0", "r2b", "r1a'", "r2a'")

@@ -1,6 +1,6 @@
 """How a member comes to the state that an era begins with."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.effects import Effect, FetchState, Send, StartJob, Stop
@@ -13,6 +13,7 @@ from decod.protocol.state.rollback import Rollback
 from decod.protocol.state.stage_state import StageState
 from tests.unit.protocol.cast import (
     D0,
+    FACTS,
     R1A,
     R1B,
     R2A,
@@ -48,7 +49,7 @@ class Node:
 
     def __post_init__(self) -> None:
         self.context = context_of(self.node_id, self.view)
-        self.context.fetches_initial = self.fetches_initial
+        self.context.facts = replace(FACTS, initial_from_leader=self.fetches_initial)
         self.stage = StageState(self.context, self.came)
         self.stage.iteration, self.stage.loaded = 25, True
         self.rollback = Rollback(self.context, self.stage, self.came)

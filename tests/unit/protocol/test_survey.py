@@ -4,16 +4,16 @@ import math
 
 import pytest
 
-from decod.ids import NodeId
+from decod.ids import Iteration, NodeId
 from decod.protocol.core import events as ev
 from decod.protocol.core import messages as m
 from decod.protocol.core.context import Context
 from decod.protocol.core.durations import STALE_S
 from decod.protocol.core.effects import Effect, ProbeLink, Send
 from decod.protocol.core.link_table import LinkTable
-from decod.protocol.core.view import View
+from decod.protocol.core.view import Opening, View
 from decod.protocol.links.measuring import SURVEY_INTERVAL_S, LinkMeasuring
-from tests.unit.protocol.cast import D0, ITERATION, R1A, R2A, RUN, STRANGER, view_of
+from tests.unit.protocol.cast import D0, FACTS, ITERATION, R1A, R2A, RUN, STRANGER, view_of
 from tests.unit.protocol.world import World
 
 VIEW = view_of("d0", "r1a", "r1b", "r2a", "r2b")
@@ -24,7 +24,8 @@ class Bench:
 
     def __init__(self, *, size_bytes: int = 1 << 19, view: View = VIEW) -> None:
         links = LinkTable(activation_size_bytes=size_bytes, compute_s=1.0)
-        self.context = Context(node_id=R1A, run=RUN, links=links, view=view, iteration=ITERATION)
+        opening = Opening(ITERATION, Iteration(0, 0), view)
+        self.context = Context(node_id=R1A, run=RUN, facts=FACTS, links=links, opening=opening)
         self.context.adopt(view)
         self.links = links
         self.measuring = LinkMeasuring(self.context)

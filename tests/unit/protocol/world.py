@@ -93,7 +93,7 @@ class Host:
             case jobs.Build(stage):
                 self.stage_index = stage
                 # The leader's host builds from the checkpoint itself.
-                self.iteration = self.machine.context.start_iteration
+                self.iteration = self.machine.context.facts.start_iteration
                 return jobs.Built(f"initial{stage}"), 0
             case jobs.Load(iteration):
                 self.iteration = iteration

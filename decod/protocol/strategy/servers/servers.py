@@ -395,7 +395,7 @@ class Servers:
                 return self._undelivered(event)
             case TensorSent():
                 if event.to in self._context.view:
-                    self._context.spent.sent(now_s, event.duration_s)
+                    self.facts.spent.sent(now_s, event.duration_s)
                 return []
             case DeadlinePassed():
                 return self._overdue(now_s)
