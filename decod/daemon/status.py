@@ -234,9 +234,9 @@ def _links(
 def _data(facts: NodeFacts) -> dict[str, int]:
     """Return what became of microbatches that were not trained on exactly once."""
     return {
-        "num_skipped": facts.num_skipped,
-        "num_deferred": facts.num_deferred,
-        "num_reread": facts.num_reread,
+        "num_skipped": facts.positions.num_skipped,
+        "num_deferred": facts.positions.num_deferred,
+        "num_reread": facts.positions.num_reread,
     }
 
 

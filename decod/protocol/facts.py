@@ -16,6 +16,7 @@ from decod.protocol.leadership.relay_audits import RelayAudits
 from decod.protocol.leadership.stage_recovery import Rebuilt
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.node_machine import NodeMachine
+from decod.protocol.strategy.data_share import Positions
 from decod.run.protocol_config import ProtocolConfig
 
 
@@ -220,16 +221,9 @@ class NodeFacts:
         return self._context.links.remote
 
     @property
-    def num_skipped(self) -> int:
-        return self._work.positions.num_skipped
-
-    @property
-    def num_deferred(self) -> int:
-        return self._work.positions.num_deferred
-
-    @property
-    def num_reread(self) -> int:
-        return self._work.positions.num_reread
+    def positions(self) -> Positions:
+        """How much of the data the run has seen."""
+        return self._work.positions
 
     @property
     def num_passes(self) -> int:

@@ -69,9 +69,7 @@ from decod.protocol.core.events import (
 from decod.protocol.core.known_views import KnownViews
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import FollowMessage
-from decod.protocol.core.messages.routing_messages import RoutingMessage
-from decod.protocol.core.messages.scopes import Passed
-from decod.protocol.core.messages.server_messages import ServersMessage
+from decod.protocol.core.messages.scopes import OfAveraging, OfBatch, OfView, Passed
 from decod.protocol.core.seals import doubts_at_first
 from decod.protocol.core.view import Opening, Role, View, tree_place
 from decod.protocol.delivery import Delivery, Ending
@@ -141,31 +139,6 @@ def note_opening(context: Context) -> Note:
         ("leader", context.view.leader),
     )
     return Note("iteration.opened", fields)
-
-
-_OF_FLOWS = (messages.FlowCost, messages.RequestFlow, messages.FlowAnswer, messages.Withdraw)
-
-_OF_ITERATION = (
-    messages.ForwardActivation,
-    messages.BackwardGradient,
-    messages.Unusable,
-    messages.Complete,
-    messages.Deny,
-    messages.Reroute,
-    messages.Mended,
-    messages.CanTake,
-    messages.BeginAggregation,
-    messages.ReducePart,
-    messages.ReducedPart,
-    messages.GradientSquares,
-    messages.GradientNorm,
-    messages.Ready,
-    messages.Audit,
-    messages.AuditedTensor,
-    messages.AuditedPart,
-    messages.AuditedPass,
-    messages.AuditedShares,
-)
 
 
 _STRATEGIES: Mapping[Organisation, StrategyFactory] = {
@@ -418,7 +391,6 @@ class NodeMachine:
     def _register(self) -> None:
         """Say who takes in which kind of message."""
         register = self._dispatch.register
-        view = (*get_args(RoutingMessage), *_OF_FLOWS)
         register(self.leadership.received, *FOR_LEADERSHIP)
         register(self._availability.received, messages.CapacityAnswer)
         register(self._joining.received, messages.Assign, messages.Refuse)
@@ -427,11 +399,11 @@ class NodeMachine:
         register(self._liveness.received, messages.Heartbeat)
         register(self._opened, messages.Open)
         register(self._mended, messages.Mend)
-        register(self._of_view, messages.LinkReport, *view)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
-        register(self._of_iteration, *_OF_ITERATION, *get_args(ServersMessage))
         register(self.strategy.copy.stage.received, messages.Differs)
         register(lambda _, received: released(received), messages.LinkProbe)
+        self._dispatch.register_rest(self._of_view, OfView)
+        self._dispatch.register_rest(self._of_iteration, OfBatch, OfAveraging)
         self._dispatch.check()
 
     def _screen(self, now_s: float, received: Received) -> list[Effect]:

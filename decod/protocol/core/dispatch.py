@@ -50,6 +50,11 @@ class Dispatch:
             assert kind not in self._receivers, f"{kind.__name__} has two receivers"
             self._receivers[kind] = receiver
 
+    def register_rest(self, receiver: Receiver, *scopes: type) -> None:
+        """Name who takes in what has these scopes and no other receiver."""
+        rest = (kind for kind in KINDS if kind not in self._receivers)
+        self.register(receiver, *(kind for kind in rest if issubclass(kind, scopes)))
+
     def check(self) -> None:
         """Every kind must have a receiver."""
         missing = [kind.__name__ for kind in KINDS if kind not in self._receivers]

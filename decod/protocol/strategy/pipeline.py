@@ -431,18 +431,16 @@ class Pipeline:
             case Received():
                 return self._of_iteration(now_s, event)
             case SendFailed():
-                return self._undelivered(event)
+                if self.overlap is not None:
+                    self.overlap.undelivered(event)
+                return self.microbatches.undelivered(event)
             case TensorSent():
-                return self._sent(now_s, event)
+                beside = self.overlap is not None and self.overlap.sent(event)
+                if not beside and event.to in self._context.view:
+                    self.facts.spent.sent(now_s, event.duration_s)
+                return []
             case DeadlinePassed():
                 return self._overdue(now_s)
-
-    def _sent(self, now_s: float, event: TensorSent) -> list[Effect]:
-        """A tensor has arrived at another node."""
-        waited = self.overlap is None or not self.overlap.sent(event)
-        if waited and event.to in self._context.view:
-            self.facts.spent.sent(now_s, event.duration_s)
-        return []
 
     def _of_view(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
         """Take in a message of the context's view."""
@@ -513,9 +511,3 @@ class Pipeline:
         if self.flows is None or not self.copy.loaded:
             return []
         return self.readiness.tell(self.flows)
-
-    def _undelivered(self, event: SendFailed) -> list[Effect]:
-        """A message or tensor did not arrive."""
-        if self.overlap is not None:
-            self.overlap.undelivered(event)
-        return self.microbatches.undelivered(event)

@@ -93,6 +93,8 @@ class Contribution:
         """What is in this node's sum, once it is whole."""
         self.proposal = ""
         self.result: messages.Ready | None = None
+        self.awaited = set[NodeId]()
+        """Nobody: the servers have what they need, and the leader will say so."""
 
     @property
     def made(self) -> bool:
@@ -137,6 +139,14 @@ class Contribution:
         total = Weight(begun.num_committed, begun.digest)
         self._own = weight_of(folded)
         return self.averager.begin(self._own, total)
+
+    def contributions(self) -> list[Effect]:
+        """Return nothing: a client reduces no part."""
+        return []
+
+    def state_loaded(self) -> list[Effect]:
+        """Nothing has waited for the parameters."""
+        return []
 
     def abandon(self) -> list[Effect]:
         """Release all that is held for the average."""
@@ -220,8 +230,7 @@ class Servers:
             self.frontal = FrontalServer(context, courier, KeptTensors(context, room))
             self.backward = BackwardServer(context, courier, KeptTensors(context, room))
         self._policy = EveryIteration()
-        self._step: Step | None = None
-        self.contribution: Contribution | None = None
+        self._step: Step | Contribution | None = None
         self.facts = ServersFacts(context, self)
         self._settled: dict[NodeId, Weight] = {}
         """What backward servers know to be in their workers' sums."""
@@ -251,9 +260,9 @@ class Servers:
         committed = facts.voted_for(opening.committed)
         begun = facts.begun
         self.copy.told(decision)
-        part = self._step or self.contribution
-        account = part.account if part is not None else ()
-        effects = self._step.contributions() if account and self._step is not None else []
+        step = self._step
+        account = step.account if step is not None else ()
+        effects = step.contributions() if account and step is not None else []
         effects += commit_notes(decision, begun, account, self._context, voted=committed)
         effects += self._abandon_step()
         compute = self._context.compute
@@ -264,13 +273,13 @@ class Servers:
             if self.home is not None:
                 marked = opening.mark_of(opening.committed.number) is not None
                 self.home.committed(marked=marked)
-        if committed and self._step is not None:
-            self.copy.stage.parameter_hash = self._step.vote.proposal
+        stepped = committed and self._role is not Role.CLIENT
+        if stepped:
+            self.copy.stage.parameter_hash = facts.proposal
             effects += compute.submit(CommitStep(opening.committed.number))
-        elif self._step is not None or self.contribution is not None:
+        elif step is not None:
             effects += compute.reset()
         effects += self._reset()
-        stepped = committed and self._step is not None
         return stepped, effects + (self._end() if decision.ended else [])
 
     def _reset(self) -> list[Effect]:
@@ -313,17 +322,17 @@ class Servers:
     def _begin_step(self) -> None:
         """Begin the step of an iteration, or begin it again with other members."""
         self._settled.clear()
+        step: Step | Contribution
         if self._role is Role.CLIENT:
-            self.contribution = self.facts.step = Contribution(self._context)
-            return
-        source = self.copy.replay_source
-        step = Step(self._context, self._policy, source, loaded=self.copy.loaded)
+            step = Contribution(self._context)
+        else:
+            source = self.copy.replay_source
+            step = Step(self._context, self._policy, source, loaded=self.copy.loaded)
         self._step = self.facts.step = step
 
     def _abandon_step(self) -> list[Effect]:
         """Release all that is held for the step."""
-        part = self._step or self.contribution
-        return part.abandon() if part is not None else []
+        return self._step.abandon() if self._step is not None else []
 
     def _take_up(self) -> list[Effect]:
         """Work on the iteration, if this node holds the parameters that it needs."""
@@ -418,8 +427,7 @@ class Servers:
         return self._of_work(received)
 
     def _of_step(self, received: Received) -> list[Effect]:
-        part = self._step or self.contribution
-        return part.received(received) if part is not None else released(received)
+        return self._step.received(received) if self._step is not None else released(received)
 
     def _begin_aggregation(self, received: Received) -> list[Effect]:
         effects = self._of_step(received)
@@ -433,16 +441,14 @@ class Servers:
         begun = self.facts.begun
         if begun is None:
             return []
+        assert self._step is not None
         if self.home is not None:
-            assert self._step is not None
             return self._step.contribute(self.home.folded) if self.home.all_done else []
         assert self.worker is not None
         batch = Weight(begun.num_committed, begun.digest)
         if not self.worker.all_done or added(self._settled.values()) != batch:
             return []
-        part = self._step or self.contribution
-        assert part is not None
-        return self.worker.close() + part.contribute(self.worker.folded)
+        return self.worker.close() + self._step.contribute(self.worker.folded)
 
     def _arrived(self, received: Received, tensor: TensorId) -> list[Effect]:
         """Take in an activation or a gradient, with one reference to it."""
