@@ -98,14 +98,18 @@ class Delivery:
     def received(self, now_s: float, received: Received) -> list[Effect]:
         """Take in who lives, who is banned, or what became of a message."""
         sender = received.sender
-        message = received.message
-        if isinstance(message, Passed):
-            return self.passed(now_s, sender, message)
-        if isinstance(message, messages.Bans):
-            bans, problem = self._bans.received(received)
-            return problem if bans is None else self.banned(now_s, bans, sender)
-        assert isinstance(message, messages.Ping)
-        return self.pinged(now_s, received, message)
+        match received.message:
+            case Passed() as word:
+                effects, failed = self.forwarding.passed(sender, word)
+                return effects + self._undelivered(now_s, failed)
+            case messages.Bans():
+                bans, problem = self._bans.received(received)
+                return problem if bans is None else self.banned(now_s, bans, sender)
+            case Ping(nonce):
+                # Whom this node can't be reached by it may not reach either.
+                hint = self.forwarding.hinted(now_s, sender) if received.way is not None else []
+                return [*hint, Send(sender, Pong(nonce))]
+        raise AssertionError(f"{received.message} is not for here")
 
     def banned(self, now_s: float, bans: BanList, teller: NodeId) -> list[Effect]:
         """There is a list of bans, from another node or this node's host. A later one counts."""
@@ -118,13 +122,6 @@ class Delivery:
         if own in bans.banned:
             return [*effects, Stop(StopReason.BANNED, bans.banned[own])]
         return effects + self._leadership.exclude(now_s)
-
-    def pinged(self, now_s: float, received: Received, ping: messages.Ping) -> list[Effect]:
-        """Somebody asks whether this node lives."""
-        sender = received.sender
-        # Whom this node can't be reached by it may not reach either.
-        hint = self.forwarding.hinted(now_s, sender) if received.way is not None else []
-        return [*hint, Send(sender, messages.Pong(ping.nonce))]
 
     def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
         """A link was timed."""
@@ -142,11 +139,6 @@ class Delivery:
             # Another's message, or one that was to be passed on: the receiver is doubted alike.
             return effects + self.liveness.undelivered(now_s, event.to, event.reason)
         return effects + self._undelivered(now_s, failed, doubted=not known)
-
-    def passed(self, now_s: float, sender: NodeId, word: Passed) -> list[Effect]:
-        """Somebody says what became of what it was to pass on."""
-        effects, failed = self.forwarding.passed(sender, word)
-        return effects + self._undelivered(now_s, failed)
 
     def _undelivered(
         self, now_s: float, event: SendFailed | None, *, doubted: bool = True

@@ -17,7 +17,6 @@ from typing import Protocol
 
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Effect, Note
-from decod.protocol.core.era import Origin
 from decod.protocol.core.events import StateFetched, StateFetchFailed
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
@@ -38,25 +37,19 @@ def note_return(decision: Open, context: Context, stage_before: int | None) -> l
     origin = decision.opening.origin
     index = context.member.stage_index
     assert origin is not None
+    # Later decisions of the era say why the iteration was repeated.
+    told = decision.reason.startswith(origin.reason)
     fields = (
         ("iteration", decision.opening.committed.number),
         ("source", origin.source.value),
         ("num_repeated", origin.num_repeated),
-        ("reason", _why_back(decision, origin)),
+        ("reason", decision.reason if told else origin.reason),
     )
     effects: list[Effect] = [Note("run.returned", fields)]
     if stage_before not in (None, index):
         context.why = "all nodes of it were lost"
         effects.append(Note("stage.assigned", (("stage", index), ("reason", context.why))))
     return effects
-
-
-def _why_back(decision: Open, origin: Origin) -> str:
-    """Return why there is another era; who hears of it later is told why the iteration was
-    repeated.
-    """
-    told = decision.reason
-    return told if told.startswith(origin.reason) else origin.reason
 
 
 class Arrival:

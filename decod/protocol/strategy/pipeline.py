@@ -39,9 +39,9 @@ from decod.protocol.strategy.data_microbatches import DataMicrobatches
 from decod.protocol.strategy.microbatch import Complaints
 from decod.protocol.strategy.relay_microbatches import RelayMicrobatches
 from decod.protocol.strategy.step import (
-    EveryIteration,
     LocalSteps,
     Step,
+    StepPolicy,
     commit_notes,
 )
 from decod.protocol.strategy.strategy import StrategyEvent, StrategyFacts
@@ -170,7 +170,7 @@ class PipelineFacts(StrategyFacts):
         awaited = {each.downstream for each in held if each.awaits}
         if pipeline.flows is not None:
             awaited |= pipeline.readiness.awaited(pipeline.flows)
-        return awaited | (pipeline._step.awaited if pipeline._step is not None else set())
+        return awaited | super().awaited
 
     @property
     @override
@@ -208,7 +208,7 @@ class Pipeline:
     def __init__(self, context: Context, role: Role, rng: Random) -> None:
         self._context = context
         sync = context.run.sync
-        self._policy = LocalSteps(sync.fragments) if sync.steps_locally else EveryIteration()
+        self._policy = LocalSteps(sync.fragments) if sync.steps_locally else StepPolicy()
         self.copy = StageCopy(context, self._state_loaded)
         self.flows: RelayFlows | DataFlows | None = None
         self.overlap = Overlap(context, self._average_settled) if context.run.sync.overlap else None
@@ -287,8 +287,10 @@ class Pipeline:
         effects += self._abandon_step()
         if committed and step is not None:
             averaged = None if self._context.opening.local else self._context.opening.spec.fragment
-            facts.num_committed += len(self.microbatches.folded)
-            effects.append(self._count_work(opening.committed.number))
+            num_own = len(self.microbatches.folded)
+            facts.num_committed += num_own
+            work = {self._context.node_id: num_own, **self.microbatches.relays_work()}
+            effects.append(CountWork(opening.committed.number, tuple(sorted(work.items()))))
             if step.begun is not None:
                 facts.positions.committed(step.begun)
             marked = opening.mark_of(opening.committed.number) is not None
@@ -304,12 +306,6 @@ class Pipeline:
             effects += self._context.compute.reset()
         effects += self.microbatches.reset()
         return committed, effects + (self._end() if decision.ended else [])
-
-    def _count_work(self, iteration: int) -> CountWork:
-        """Say who has worked on the microbatches of an iteration that is committed."""
-        work = {self._context.node_id: len(self.microbatches.folded)}
-        work |= self.microbatches.relays_work()
-        return CountWork(iteration, tuple(sorted(work.items())))
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
         """Begin the context's iteration; `renewed` if its view is a new one."""

@@ -14,7 +14,8 @@ that has not loaded its stage's state yet averages like the others, and proposes
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Protocol
+
+from typing_extensions import override
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.averaging.averager import Averaging, AveragingState, Weight
@@ -40,21 +41,25 @@ from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.strategy.witnessing import WitnessedAverage
 
 
-class StepPolicy(Protocol):
-    """One member's policy. It sees every iteration of that member, in order."""
+class StepPolicy:
+    """What a member's sums stand for. It sees every iteration of that member, in order.
 
-    def weigh(self, folded: Sequence[MicrobatchId], fragment: int) -> Weight:
+    As it stands here, the gradients of each iteration are averaged, and every microbatch of the
+    batch must be in the average (I2).
+    """
+
+    def weigh(self, folded: Sequence[MicrobatchId], fragment: int) -> Weight:  # noqa: ARG002
         """Return what this node's contribution to the average stands for.
 
         Args:
             folded: Microbatches of this iteration whose gradients this node has added up.
             fragment: That is averaged, from 1. 0: all parameters.
         """
-        ...
+        return weight_of(folded)
 
     def total(self, begun: BeginAggregation) -> Weight | None:
         """Return what all contributions must add up to. None: whatever the members still have."""
-        ...
+        return Weight(begun.num_committed, begun.digest)
 
     def closed(self, folded: Sequence[MicrobatchId], averaged: int | None) -> None:
         """The step of an iteration is final here.
@@ -63,32 +68,12 @@ class StepPolicy(Protocol):
             folded: As for `weigh`.
             averaged: The fragment of which it ends a local phase. None: of none.
         """
-        ...
 
     def returned(self) -> None:
         """This node has given up its own steps: it holds what its stage has in common."""
-        ...
 
 
-class EveryIteration:
-    """Average the gradients of each iteration. Every microbatch of the batch must be in it (I2)."""
-
-    def weigh(self, folded: Sequence[MicrobatchId], fragment: int) -> Weight:  # noqa: ARG002
-        """Return what this node's sum stands for: the iteration's microbatches."""
-        return weight_of(folded)
-
-    def total(self, begun: BeginAggregation) -> Weight | None:
-        """Return the whole batch."""
-        return Weight(begun.num_committed, begun.digest)
-
-    def closed(self, folded: Sequence[MicrobatchId], averaged: int | None) -> None:
-        """The step is final: nothing is left of the iteration."""
-
-    def returned(self) -> None:
-        """There are no steps of its own."""
-
-
-class LocalSteps:
+class LocalSteps(StepPolicy):
     """Average what each member has learnt in several iterations.
 
     A member that was lost has taken along what it learnt. So nobody knows beforehand what the
@@ -102,6 +87,7 @@ class LocalSteps:
         self._kept = [Weight(0, 0)] * num_fragments
         """Of the iterations since the last average of each fragment."""
 
+    @override
     def weigh(self, folded: Sequence[MicrobatchId], fragment: int) -> Weight:
         """Return what this node has trained on since the fragment's last average.
 
@@ -110,20 +96,20 @@ class LocalSteps:
         kept = self._kept[fragment - 1] if fragment else max(self._kept, key=lambda w: w.num)
         return _sum(kept, weight_of(folded))
 
-    def total(self, begun: BeginAggregation) -> Weight | None:  # noqa: ARG002
-        """Return nothing: members may have been lost."""
+    @override
+    def total(self, begun: BeginAggregation) -> Weight | None:
         return None
 
+    @override
     def closed(self, folded: Sequence[MicrobatchId], averaged: int | None) -> None:
-        """Keep account of what this node has learnt by itself."""
         own = weight_of(folded)
         self._kept = [
             Weight(0, 0) if averaged in (0, fragment) else _sum(kept, own)
             for fragment, kept in enumerate(self._kept, 1)
         ]
 
+    @override
     def returned(self) -> None:
-        """What this node had learnt by itself is lost."""
         self._kept = [Weight(0, 0)] * len(self._kept)
 
 

@@ -36,6 +36,9 @@ class OwnStep(Protocol):
     def aggregating(self) -> bool: ...
 
     @property
+    def awaited(self) -> set[NodeId]: ...
+
+    @property
     def made(self) -> bool:
         """Whether a decision of the leader can make it final."""
         ...
@@ -105,7 +108,7 @@ class StrategyFacts:
     @property
     def awaited(self) -> set[NodeId]:
         """Those without whom this node's part in the iteration can't go on now."""
-        raise NotImplementedError
+        return self.step.awaited if self.step is not None else set()
 
     @property
     def num_flows(self) -> int:

@@ -42,9 +42,6 @@ _EARLY_MAX = 64
 two for each microbatch of the iteration."""
 
 
-NO_HASHES: Mapping[int, str] = {}
-
-
 def unproven(context: Context, received: Received) -> list[Effect]:
     """Return what follows if nobody can be held to an activation or a gradient: it is not used.
 
@@ -156,9 +153,9 @@ class Audits:
         context: Context,
         microbatches: Microbatches,
         witnessed: WitnessedAverage,
-        lost: Collection[NodeId] = (),
-        hashes: Mapping[int, str] = NO_HASHES,
-        fetching: set[tuple[int, int]] | None = None,
+        lost: Collection[NodeId],
+        hashes: Mapping[int, str],
+        fetching: set[tuple[int, int]],
     ) -> None:
         self._context = context
         self._microbatches = microbatches
@@ -170,7 +167,7 @@ class Audits:
         self._auditors: dict[tuple[NodeId, int], Auditor] = {}
         """This node's audits, by relay and opinion."""
         self._judge: StageJudge | None = None
-        self._fetching = fetching if fetching is not None else set()
+        self._fetching = fetching
         self._early: list[Received] = []
         self.over = False
         """Nobody waits for anything any more."""

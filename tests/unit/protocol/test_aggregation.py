@@ -14,7 +14,7 @@ from decod.protocol.core.messages.audit_messages import StandOut
 from decod.protocol.core.messages.averaging_messages import BeginAggregation, Ready, ReducePart
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
-from decod.protocol.strategy.step import EveryIteration, Step, StepState
+from decod.protocol.strategy.step import Step, StepPolicy, StepState
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -49,7 +49,7 @@ def ready(failure: str = "", **hashes: str) -> Ready:
 
 def machine_of(context: Context, *, loaded: bool = True) -> Step:
     replay_source = ReplaySource(context, StageState(context, not_called))
-    return Step(context, EveryIteration(), replay_source, loaded=loaded)
+    return Step(context, StepPolicy(), replay_source, loaded=loaded)
 
 
 class Member:

@@ -19,7 +19,7 @@ from decod.protocol.core.messages.averaging_messages import (
 )
 from decod.protocol.state.replay_sources import ReplaySource
 from decod.protocol.state.stage_state import StageState
-from decod.protocol.strategy.step import EveryIteration, Step
+from decod.protocol.strategy.step import Step, StepPolicy
 from decod.run.training_config import OptimizerConfig
 from tests.unit.protocol.cast import (
     CONFIG,
@@ -61,7 +61,7 @@ class Member:
         self.context = context_of(node, view, config=config)
         settle(self.context, optimizer=OptimizerConfig(clip_norm=float(clips)))
         replay_source = ReplaySource(self.context, StageState(self.context, not_called))
-        self.machine = Step(self.context, EveryIteration(), replay_source, loaded=True)
+        self.machine = Step(self.context, StepPolicy(), replay_source, loaded=True)
 
     def begin(self) -> list[Effect]:
         """Begin, alone or as one of three of whom the others have folded nothing."""

@@ -88,7 +88,7 @@ class Auditing:
         averaging = Averaging(AVERAGING, (R2A, R2B, R2C))
         average = WitnessedAverage(self.context, averaging, user=None)
         average.averager.begin(Weight(0, 0), Weight(NUM_MICROBATCHES, 0))
-        self.audits = Audits(self.context, Nothing(), average, lost)
+        self.audits = Audits(self.context, Nothing(), average, lost, {}, set())
 
     def begin(self) -> None:
         case = AuditCase(R2B, (R2A,))

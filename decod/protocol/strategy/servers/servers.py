@@ -63,8 +63,8 @@ from decod.protocol.strategy.servers.placement import Courier, KeptTensors, Plac
 from decod.protocol.strategy.servers.worker import Worker
 from decod.protocol.strategy.step import (
     Account,
-    EveryIteration,
     Step,
+    StepPolicy,
     account_of,
     averaging_of,
     commit_notes,
@@ -101,10 +101,7 @@ class Contribution:
         """Whether this node's sum is whole, and goes to the servers."""
         return self.averager.state is not AveragingState.WAITING
 
-    @property
-    def aggregating(self) -> bool:
-        """The same."""
-        return self.made
+    aggregating = made
 
     @property
     def account(self) -> Account:
@@ -179,10 +176,8 @@ class ServersFacts(StrategyFacts):
     @property
     @override
     def awaited(self) -> set[NodeId]:
-        servers = self._servers
-        parts = (servers.home, servers.frontal, servers.backward, servers.worker, servers._step)
-        found = {node for part in parts if part is not None for node in part.awaited}
-        return found - {self._context.node_id}
+        found = {node for part in self._servers.parts for node in part.awaited}
+        return (found | super().awaited) - {self._context.node_id}
 
     @property
     @override
@@ -229,7 +224,9 @@ class Servers:
         if role is Role.RELAY:
             self.frontal = FrontalServer(context, courier, KeptTensors(context, room))
             self.backward = BackwardServer(context, courier, KeptTensors(context, room))
-        self._policy = EveryIteration()
+        parts = (self.home, self.frontal, self.backward, self.worker)
+        self.parts = [part for part in parts if part is not None]
+        self._policy = StepPolicy()
         self._step: Step | Contribution | None = None
         self.facts = ServersFacts(context, self)
         self._settled: dict[NodeId, Weight] = {}
@@ -283,8 +280,7 @@ class Servers:
         return stepped, effects + (self._end() if decision.ended else [])
 
     def _reset(self) -> list[Effect]:
-        parts = (self.home, self.frontal, self.backward, self.worker)
-        return [effect for part in parts if part is not None for effect in part.reset()]
+        return [effect for part in self.parts for effect in part.reset()]
 
     @property
     def _folded(self) -> list[object]:
@@ -382,9 +378,8 @@ class Servers:
             return effects
         if self.worker is not None:
             self.worker.reopen()  # This node's servers may give it something at once.
-        for part in (self.frontal, self.backward, self.worker, self.home):
-            if part is not None:
-                effects += part.mend(before)
+        for part in self.parts:
+            effects += part.mend(before)
         return effects
 
     def _end(self) -> list[Effect]:
