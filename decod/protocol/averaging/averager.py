@@ -21,8 +21,8 @@ There are two kinds of averages:
   no longer for the others once a grace window is over. It tells everybody whose contribution a mean
   lacks: that member's device keeps it for the next average.
 
-A part that arrives early is kept. An averager knows neither stage, view nor vote. Whoever needs the
-average gives it the roster and the total. Listeners get the average, and contribute nothing.
+A part that arrives early is kept. An averager knows neither stage, view, vote nor audit. Its user
+gives it the roster and the total. Listeners get the average, and contribute nothing.
 """
 
 from collections.abc import Collection, Mapping, Sequence

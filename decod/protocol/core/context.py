@@ -119,6 +119,7 @@ class Neighbours:
 
     @classmethod
     def of(cls, view: View, node_id: NodeId, run: RunConfig) -> "Neighbours":
+        """Return a member's, in a view."""
         previous: tuple[NodeId, ...] = ()
         behind: tuple[NodeId, ...] = ()
         limit = run.protocol.max_peers_per_stage
