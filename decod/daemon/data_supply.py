@@ -576,7 +576,7 @@ class DataSupply:
         except JobError as error:
             raise _UnavailableError(str(error)) from error
         finally:
-            arena.free(region)
+            region.release()
 
     def _leave(self, bad: DataError, problem: str) -> None:
         self._fault = DataError(

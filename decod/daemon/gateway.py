@@ -16,9 +16,10 @@ from decod.daemon.disk_states import InitialStates
 from decod.daemon.open_files import FileLimit
 from decod.daemon.run_facts import TensorSizes
 from decod.daemon.twins import Twins
+from decod.driver.arena import ArenaRegion
 from decod.driver.driver import NodeDriver, ServedState
 from decod.errors import DecodError
-from decod.ids import NodeId, RunId
+from decod.ids import NodeId, RunId, TensorId
 from decod.membership.papers import Membership
 from decod.membership.statements import TensorProofs
 from decod.net.address import LOCAL
@@ -29,9 +30,17 @@ from decod.net.download import Donor, DownloadTerms, download
 from decod.net.net_limits import LIMITS, Limits, RateLimiter
 from decod.net.rate_caps import Paces
 from decod.net.storing import PartRequest, write_part
+from decod.net.stream import IncomingRegion
 from decod.protocol.core.durations import BusyTime
 from decod.protocol.core.effects import FetchState, Note
-from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorLate
+from decod.protocol.core.events import (
+    Fault,
+    LinkMeasured,
+    Received,
+    SendFailed,
+    TensorLate,
+    TensorSent,
+)
 from decod.protocol.core.messages import (
     AuditedTensor,
     BackwardGradient,
@@ -209,6 +218,17 @@ _FROM_STRANGERS_MAX = 4
 moment ago, or be strangers, which must not use up the memory of the members."""
 
 
+class _ProbeRegion:
+    """Ordinary memory, since the arena is for tensors."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.view = memoryview(bytearray(size_bytes))
+        self.released = False
+
+    def release(self) -> None:
+        self.released = True
+
+
 class IncomingTensors:
     """The tensors that are being read. A tensor's size is checked before it gets memory.
 
@@ -220,12 +240,14 @@ class IncomingTensors:
 
     def __init__(self, own: NodeId, sizes: TensorSizes, book: AddressBook) -> None:
         self._own, self._sizes, self._book = own, sizes, book
-        self._probes: dict[int, memoryview] = {}
-        """Buffers into which probes of peers are being read."""
-        self._from_strangers = set[int]()
-        """Buffers into which tensors of unknown nodes are being read."""
+        self._probes = list[_ProbeRegion]()
+        """Memory into which probes of peers are being read, and some that was released."""
+        self._from_strangers = list[ArenaRegion]()
+        """The same of tensors of unknown nodes."""
 
-    def allocate(self, driver: NodeDriver, received: Decoded, size_bytes: int) -> memoryview | None:
+    def allocate(
+        self, driver: NodeDriver, received: Decoded, size_bytes: int
+    ) -> ArenaRegion | _ProbeRegion | None:
         """Return memory for a tensor, or None if the tensor is refused."""
         message, way = received.message, received.way
         if isinstance(message, LinkProbe):
@@ -238,25 +260,26 @@ class IncomingTensors:
             expected = size_bytes <= driver.part_bytes_max
         members = self._book.members
         stranger = self._own in members and received.sender not in members
+        self._from_strangers = [each for each in self._from_strangers if not each.released]
         if not expected or (stranger and len(self._from_strangers) >= _FROM_STRANGERS_MAX):
             return None
-        buffer = driver.allocate(size_bytes)
-        if stranger and buffer is not None:
-            self._from_strangers.add(id(buffer))
-        return buffer
+        region = driver.allocate(size_bytes)
+        if stranger and region is not None:
+            self._from_strangers.append(region)
+        return region
 
-    def forget(self, buffer: memoryview) -> bool:
-        """Forget a buffer that is no longer being read into; return whether it was a probe's."""
-        self._from_strangers.discard(id(buffer))
-        return self._probes.pop(id(buffer), None) is not None
+    def arrived(self, region: ArenaRegion) -> None:
+        """Forget a tensor that has been read."""
+        if region in self._from_strangers:
+            self._from_strangers.remove(region)
 
-    def _allocate_probe(self, size_bytes: int) -> memoryview | None:
-        """Return ordinary memory, since the arena is for tensors."""
+    def _allocate_probe(self, size_bytes: int) -> _ProbeRegion | None:
+        self._probes = [each for each in self._probes if not each.released]
         if size_bytes > PROBE_SIZE_MAX_BYTES or len(self._probes) >= _PROBES_MAX:
             return None
-        buffer = memoryview(bytearray(size_bytes))
-        self._probes[id(buffer)] = buffer
-        return buffer
+        region = _ProbeRegion(size_bytes)
+        self._probes.append(region)
+        return region
 
 
 # --- the gateway ---------------------------------------------------------------------------------
@@ -474,38 +497,27 @@ class Gateway:
         driver = self._driver
         return None if driver is None or driver.stopped.done() else driver
 
-    def allocate(self, received: Decoded, size_bytes: int) -> memoryview | None:
+    def allocate(self, received: Decoded, size_bytes: int) -> IncomingRegion | None:
         driver = self._running
         if driver is None:
             return None
         self.dialling.meet(received.sender)
         return self._incoming.allocate(driver, received, size_bytes)
 
-    def tensor_arrived(
-        self,
-        received: Decoded,
-        buffer: memoryview,
-        seconds: float,  # noqa: ARG002 - only the sender's measurement is used.
-    ) -> None:
-        assert self._driver is not None
-        if self._incoming.forget(buffer):
+    def tensor_arrived(self, received: Decoded, region: IncomingRegion) -> None:
+        if not isinstance(region, ArenaRegion):
+            region.release()  # Only the sender measures a probe.
             return
-        self.traffic.received(received.message, len(buffer))
-        take = partial(self._take_tensor, received, buffer)
-        self._proving.comes(received.message, buffer, take)
+        self._incoming.arrived(region)
+        self.traffic.received(received.message, region.num_bytes)
+        take = partial(self._take_tensor, received, region)
+        self._proving.comes(received.message, region.view, take)
 
-    def _take_tensor(self, received: Decoded, buffer: memoryview, digest: bytes) -> None:
-        if self._driver is None:
-            return  # Its memory ends with the node.
-        if self._driver.stopped.done():
-            self._driver.tensor_failed(buffer)
+    def _take_tensor(self, received: Decoded, region: ArenaRegion, digest: bytes) -> None:
+        if (driver := self._running) is None:
+            region.release()
         else:
-            self._driver.tensor_arrived(_received(received), buffer, digest)
-
-    def tensor_failed(self, buffer: memoryview) -> None:
-        assert self._driver is not None
-        if not self._incoming.forget(buffer):
-            self._driver.tensor_failed(buffer)
+            driver.tensor_arrived(_received(received), region, digest)
 
     def tensor_late(self, sender: NodeId) -> None:
         if (driver := self._running) is not None:
@@ -546,23 +558,14 @@ class Gateway:
 
     # --- from the client ----------------------------------------------------------------------
 
-    def on_tensor_sent(
-        self,
-        to: NodeId,
-        message: Message,
-        token: object,
-        *,
-        seconds: float,
-        size_bytes: int,
-        share: float,
-    ) -> None:
-        self.traffic.sent(message, seconds, size_bytes)
+    def on_tensor_sent(self, sent: TensorSent, message: Message) -> None:
+        self.traffic.sent(message, sent.duration_s, sent.size_bytes)
         if (driver := self._running) is not None:
-            driver.tensor_sent(to, token, duration_s=seconds, size_bytes=size_bytes, share=share)
+            driver.tensor_sent(sent)
 
-    def on_send_failed(self, failed: SendFailed, token: object) -> None:
+    def on_send_failed(self, failed: SendFailed) -> None:
         if (driver := self._running) is not None:
-            driver.send_failed(failed, token)
+            driver.post(failed)
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
         if (driver := self._running) is not None:
@@ -583,24 +586,24 @@ class Gateway:
         term: int,
         message: Message,
         data: memoryview,
-        token: object = None,
+        tensor: TensorId,
         way: Way | None = None,
     ) -> None:
         if self._shuns(to):
-            self._fail_soon(SendFailed(to, message, _SHUNNED, way=way, fault=Fault.NONE), token)
+            self._fail_soon(SendFailed(to, message, _SHUNNED, tensor, way, Fault.NONE))
         else:
             self.dialling.meet(to)
 
             def send(said: Message) -> None:
-                self.client.send_tensor(to, term, said, data, token, way)
+                self.client.send_tensor(to, term, said, data, tensor, way)
 
             self._proving.leaves(message, data, send)
 
     def _shuns(self, node: NodeId) -> bool:
         return not self._membership.bans.allowed(node)
 
-    def _fail_soon(self, failed: SendFailed, token: object = None) -> None:
-        asyncio.get_running_loop().call_soon(self.on_send_failed, failed, token)
+    def _fail_soon(self, failed: SendFailed) -> None:
+        asyncio.get_running_loop().call_soon(self.on_send_failed, failed)
 
     def cut(self, nodes: Collection[NodeId]) -> None:
         """End the connections to nodes that have been banned, once they have been told."""

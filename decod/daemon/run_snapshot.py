@@ -22,6 +22,7 @@ from typing import Protocol
 from typing_extensions import override
 
 from decod.daemon.node_errors import no_member, not_begun
+from decod.driver.arena import TensorRegion
 from decod.driver.driver import CoreHandle, NodeDriver, ServedState
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
@@ -243,7 +244,7 @@ class _Collection:
         self._voted = _voted(leading, self._iteration) | self._hashes
         self._parts, self._folder = wanted.parts, ""
         self._uncopied = set(range(self._view.num_stages))
-        self._buffers: list[StateBytes] = []
+        self._regions: list[TensorRegion] = []
         self._own: ServedState | None = None
 
     async def run(self) -> RunSnapshot:
@@ -267,16 +268,16 @@ class _Collection:
         finally:
             patience.cancel()
             self._release()
-            # The destination and buffers must not be given up while tasks still write into them.
+            # The destination and memory must not be given up while tasks still write into them.
             await cancelled(*tasks)
         found = tuple(stages)
         return RunSnapshot(self._iteration, self._loss, self._num_deferred, found, self._folder)
 
     def close(self) -> None:
-        """Give all buffers back."""
-        for buffer in self._buffers:
-            self._driver.tensor_failed(buffer)
-        self._buffers.clear()
+        """Give all memory back."""
+        for region in self._regions:
+            region.release()
+        self._regions.clear()
         if self._own is not None:
             self._own.release()
             self._own = None
@@ -315,14 +316,15 @@ class _Collection:
         text = await self._sources.load(wanted, self._allocate_own)
         if text is None:
             raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
-        return StageSnapshot(parse_description(text), self._buffers[-1])
+        return StageSnapshot(parse_description(text), self._regions[-1].view)
 
     def _allocate_own(self, size_bytes: int) -> StateBytes | None:
         self._copied(0)
-        buffer = self._driver.allocate_state(size_bytes)
-        if buffer is not None:
-            self._buffers.append(buffer)
-        return buffer
+        region = self._driver.allocate_state(size_bytes)
+        if region is None:
+            return None
+        self._regions.append(region)
+        return region.view
 
     async def _relay_stage(self, stage: int) -> StageSnapshot:
         """Have a member write a stage's state, or else fetch it."""

@@ -5,6 +5,9 @@ network or the device, and read in place by the other. The file has no name, so 
 last process, even after a crash. Its pages take memory only once they have been written, so its
 size is a bound (invariant I6), not a reservation. The sizes of what jobs output are here too, since
 their places are taken before a job begins.
+
+A region has one owner at a time: who reads a tensor from the network into it, then the driver,
+which knows it by the tensor's id until the core frees that. The last owner calls `release`.
 """
 
 import bisect
@@ -13,7 +16,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -24,7 +27,9 @@ from decod.files import PieceFile
 from decod.planner.partition import part_sizes
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
+from decod.protocol.core.job_codec import Region
 from decod.protocol.core.jobs import AverageKind, BaseJob
+from decod.tasks import in_thread
 from decod.train.checkpoint.entries import BytesInFile
 from decod.train.checkpoint.places import DiskRoom, FileOperations, remove_tree
 
@@ -32,17 +37,19 @@ ALIGNMENT_BYTES = 64
 """Alignment of every region: a cache line, which is enough for any vector load."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ArenaRegion:
+@dataclass(slots=True, eq=False, kw_only=True)
+class ArenaRegion(Region):
     """A piece of the arena. `view` gives access to its bytes."""
 
-    offset: int
-    size_bytes: int
     view: memoryview
+    give_back: Callable[["ArenaRegion"], None]
+    released: bool = False
 
-    def reference(self) -> dict[str, int]:
-        """Return the form in which a request names this region to the compute process."""
-        return {"offset": self.offset, "num_bytes": self.size_bytes}
+    def release(self) -> None:
+        """Give the memory back to the arena. The view must not be used afterwards."""
+        assert not self.released, "released twice"
+        self.released = True
+        self.give_back(self)
 
 
 class ArenaAllocator:
@@ -74,18 +81,15 @@ class ArenaAllocator:
                     self._free[index] = (offset + taken, size - taken)
                 self.used_bytes += taken
                 assert self.used_bytes <= self.size_bytes, (self.used_bytes, self.size_bytes)
-                return ArenaRegion(offset, size_bytes, self._view[offset : offset + size_bytes])
+                view = self._view[offset : offset + size_bytes]
+                return ArenaRegion(offset, size_bytes, view=view, give_back=self._take_back)
         return None
 
-    def free(self, region: ArenaRegion) -> None:
-        """Take a region back. Its view must not be used afterwards."""
+    def _take_back(self, region: ArenaRegion) -> None:
         offset = region.offset
-        size = _aligned(region.size_bytes)
+        size = _aligned(region.num_bytes)
         self.used_bytes -= size
-        assert self.used_bytes >= 0, "freed twice"
         index = bisect.bisect(self._free, (offset, 0))
-        assert index == 0 or sum(self._free[index - 1]) <= offset, "freed twice"
-        assert index == len(self._free) or offset + size <= self._free[index][0], "freed twice"
         if index < len(self._free) and self._free[index][0] == offset + size:
             size += self._free.pop(index)[1]
         if index > 0 and sum(self._free[index - 1]) == offset:
@@ -138,28 +142,22 @@ def goes_to_file(size_bytes: int) -> bool:
     return size_bytes > IN_MEMORY_MAX_BYTES
 
 
-class CopyFile:
-    """A file with a copy of a state.
-
-    Attributes:
-        size_bytes: Of the copy.
-        view: Its bytes.
-    """
+class CopyFile(Region):
+    """A file with a copy of a state. `view` gives access to its bytes."""
 
     def __init__(self, path: Path, size_bytes: int) -> None:
-        self._path = path
-        self.size_bytes = size_bytes
+        super().__init__(0, size_bytes, str(path))
         self._file = PieceFile(FileOperations().create(path))
         self.view = BytesInFile(self._file, size_bytes)
 
-    def reference(self) -> dict[str, int | str]:
-        """Return the form in which a request names this file to the compute process."""
-        return {"offset": 0, "num_bytes": self.size_bytes, "path": str(self._path)}
+    def release(self) -> None:
+        """Remove the file in a thread: a large one takes a disk a while."""
+        in_thread(self.close)
 
     def close(self) -> None:
         """Remove the file. What it takes of the disk is free as soon as nobody writes into it."""
         with suppress(OSError):  # The next process removes it.
-            self._path.unlink()
+            os.unlink(self.path)
         self._file.close()
 
 

@@ -223,7 +223,7 @@ class ComputeProcess:
         if len(line) > self.REQUEST_SIZE_MAX_BYTES:
             future.set_exception(_too_long(job, len(line), self.REQUEST_SIZE_MAX_BYTES))
             return future
-        num_bytes = sum(region.size_bytes for region in (*inputs, *outputs))
+        num_bytes = sum(region.num_bytes for region in (*inputs, *outputs))
         self._waiting.append(_Waiting(self._next_id, job, num_bytes, future))
         self._next_id += 1
         if self._writer.is_closing():

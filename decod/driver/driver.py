@@ -21,7 +21,7 @@ from decod.driver.compute import (
     Reply,
 )
 from decod.driver.machine_driver import STOPPED, MachineDriver
-from decod.ids import NodeId
+from decod.ids import NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -197,10 +197,10 @@ class Transport(Protocol):
         term: int,
         message: Message,
         data: memoryview,
-        token: object = None,
+        tensor: TensorId,
         way: Way | None = None,
     ) -> None:
-        """Queue a bulk message with its tensor. `token` comes back when sending has ended."""
+        """Queue a bulk message with its tensor. `TensorSent` or `SendFailed` comes back."""
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         """Dial these members from now on, and forget all others."""
@@ -288,8 +288,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
             case fx.Send(to, message, way):
                 transport.send(to, term, message, way)
             case fx.SendTensor(to, message, tensor, way):
-                data = self._regions[tensor].view
-                transport.send_tensor(to, term, message, data, tensor, way)
+                transport.send_tensor(to, term, message, self._bytes_of(tensor), tensor, way)
             case fx.StartJob():
                 self._start_job(effect)
             case fx.FreeTensor(tensor):
@@ -405,20 +404,10 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         """Report an event that the machine does not see."""
         self._on_note(note)
 
-    def allocate_state(self, size_bytes: int) -> StateBytes | None:
-        """Return where an incoming state goes, until `adopt` or `tensor_failed`.
-
-        None: there is no room.
-        """
+    def allocate_state(self, size_bytes: int) -> TensorRegion | None:
+        """Return where an incoming state goes, as `allocate` does for a tensor."""
         region = self._room_for_state(size_bytes)
-        if isinstance(region, str):
-            return None
-        self._incoming[id(region.view)] = region
-        return region.view
-
-    def adopt(self, buffer: StateBytes) -> ev.Tensor:
-        """Turn a buffer of `allocate` or `allocate_state` into a tensor of the machine."""
-        return self._keep(self._incoming.pop(id(buffer)))
+        return None if isinstance(region, str) else region
 
     async def request_state(
         self, stage_index: int, iteration: int, *, with_optimizer: bool
@@ -448,29 +437,27 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
             reply = await self._compute.submit(job, outputs=(region,))
         except (JobError, ComputeDiedError) as error:
             if not isinstance(region, str):
-                self._give_back(region)
+                region.release()
             return clip(str(error), 200)
         taken_copy = reply.result
-        release = partial(self._give_back, region)
-        return ServedState(taken_copy.iteration, taken_copy.manifest, region.view, release)
+        return ServedState(taken_copy.iteration, taken_copy.manifest, region.view, region.release)
 
     def _keep_state(self, effect: fx.KeepState) -> None:
-        region = self._pop(effect.tensor)
+        region = self._regions.pop(effect.tensor)
         if self.disk is None:
-            self._give_back(region)
+            region.release()
             return
-        release = partial(self._give_back, region)
-        served = ServedState(effect.iteration, effect.manifest, region.view, release)
+        served = ServedState(effect.iteration, effect.manifest, region.view, region.release)
         self.disk.keep(self.facts.own_stage, effect.parameter_hash, served)
 
     def _serve(self, effect: fx.ServeState) -> None:
-        region = self._pop(effect.tensor)
+        region = self._regions.pop(effect.tensor)
         readers = set(effect.request_ids)
 
         def release(request_id: int) -> None:
             readers.discard(request_id)
             if not readers:
-                self._give_back(region)
+                region.release()
 
         for request_id in effect.request_ids:
             state = ServedState(
@@ -501,9 +488,9 @@ class _Sink(QuietSink):
     """The place where one fetch puts its state, and the chunks that this host has already."""
 
     def __init__(self, driver: NodeDriver, *, is_whole: bool) -> None:
-        self.buffers: list[StateBytes] = []
+        self.regions: list[TensorRegion] = []
         # Parameters alone come in each iteration. Written to a disk, they would wear it out.
-        self._allocate: Callable[[int], StateBytes | None] = (
+        self._allocate: Callable[[int], TensorRegion | None] = (
             driver.allocate_state if is_whole else driver.allocate
         )
         self._own: StateBytes | None = None
@@ -521,10 +508,11 @@ class _Sink(QuietSink):
                 self._places[chunk.sha256] = place
 
     def allocate(self, size_bytes: int) -> StateBytes | None:
-        buffer = self._allocate(size_bytes)
-        if buffer is not None:
-            self.buffers.append(buffer)
-        return buffer
+        region = self._allocate(size_bytes)
+        if region is None:
+            return None
+        self.regions.append(region)
+        return region.view
 
     @override
     def expect(self, description: Description) -> None:
@@ -580,13 +568,12 @@ async def fetched_state(
             sink.take_from(None)
             copy.release()
         driver.fetching(None)
-        blob = sink.buffers.pop() if text and sink.buffers else None
-        for buffer in sink.buffers:
-            driver.tensor_failed(buffer)
-    if blob is None:
+        found = sink.regions.pop() if text and sink.regions else None
+        for region in sink.regions:
+            region.release()
+    if found is None:
         return ev.StateFetchFailed(wanted.stage_index, wanted.iteration, reason)
-    tensor = driver.adopt(blob)
-    return ev.StateFetched(wanted.stage_index, wanted.iteration, text, tensor)
+    return ev.StateFetched(wanted.stage_index, wanted.iteration, text, driver.keep(found))
 
 
 async def _read(driver: NodeDriver, disk: StateDisk, wanted: fx.FetchState, sink: _Sink) -> str:

@@ -23,11 +23,10 @@ from decod.driver.arena import (
 from decod.driver.compute import Compute, JobError, JobTaker, Reply
 from decod.driver.event_loop import RunningLoop
 from decod.errors import OUT_OF_MEMORY
-from decod.ids import JobId, NodeId, TensorId
+from decod.ids import JobId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
-from decod.tasks import TaskSet, in_thread
-from decod.train.checkpoint.entries import StateBytes
+from decod.tasks import TaskSet
 
 NO_JOB = JobId(0)
 """Stands for no job, when the compute process has failed. The core numbers its jobs from 1."""
@@ -85,10 +84,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         self._stepping = False
         self.broken = False
         """The core has failed. It gets no further events."""
-        self._regions: dict[TensorId, ArenaRegion] = {}
-        self._files: dict[TensorId, CopyFile] = {}
-        """The tensors that are no regions of the arena: large states."""
-        self._incoming: dict[int, TensorRegion] = {}
+        self._regions: dict[TensorId, TensorRegion] = {}
+        """The tensors that the machine owns."""
         self._compute_s = self._copy_s = self._transfer_s = 0.0
         self._next_tensor = 1
         self._tasks = TaskSet()
@@ -106,9 +103,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         if self._timer is not None:
             self._timer.cancel()
         await self._tasks.close()
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        self._close_files(self._regions.values())
 
     @property
     def compute_s(self) -> float:
@@ -122,9 +117,6 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
     def _stop(self, effect: fx.Stop) -> None:
         if not self.stopped.done():
             self.stopped.set_result(effect)
-
-    def _free(self, tensor: TensorId) -> None:
-        self._give_back(self._pop(tensor))
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -207,53 +199,36 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     # --- tensors ------------------------------------------------------------------------------
 
-    def _keep(self, region: TensorRegion) -> ev.Tensor:
+    def allocate(self, size_bytes: int) -> ArenaRegion | None:
+        """Return a region for an incoming tensor. The caller owns it; None: there is no room."""
+        return self._arena.allocate(size_bytes)
+
+    def keep(self, region: TensorRegion, digest: bytes = b"") -> ev.Tensor:
+        """Take a region over as a tensor of the machine, which frees it; see `ev.Tensor`."""
         tensor = TensorId(self._next_tensor)
         self._next_tensor += 1
-        if isinstance(region, CopyFile):
-            self._files[tensor] = region
-        else:
-            self._regions[tensor] = region
-        return ev.Tensor(tensor, region.size_bytes)
+        self._regions[tensor] = region
+        return ev.Tensor(tensor, region.num_bytes, digest)
 
-    def _pop(self, tensor: TensorId) -> TensorRegion:
-        return self._files.pop(tensor) if tensor in self._files else self._regions.pop(tensor)
+    def _free(self, tensor: TensorId) -> None:
+        self._regions.pop(tensor).release()
 
-    def _give_back(self, region: TensorRegion) -> None:
-        if isinstance(region, CopyFile):
-            in_thread(region.close)  # A large file takes a disk a while.
-        else:
-            self._arena.free(region)
-
-    def allocate(self, size_bytes: int) -> memoryview | None:
-        """Return a buffer for an incoming tensor, until `tensor_arrived` or `tensor_failed`."""
-        region = self._arena.allocate(size_bytes)
-        if region is None:
-            return None
-        self._incoming[id(region.view)] = region
+    def _bytes_of(self, tensor: TensorId) -> memoryview:
+        """Return the bytes of a tensor that is to be sent."""
+        region = self._regions[tensor]
+        assert isinstance(region, ArenaRegion), "a state travels in chunks"
         return region.view
 
     def tensor_arrived(
-        self, received: ev.Received, buffer: memoryview, digest: bytes = b""
+        self, received: ev.Received, region: ArenaRegion, digest: bytes = b""
     ) -> None:
         """Take a whole tensor. `received` is its message, without the tensor's id."""
-        tensor = self._keep(self._incoming.pop(id(buffer)))
-        self.post(replace(received, tensor=replace(tensor, digest=digest)))
+        self.post(replace(received, tensor=self.keep(region, digest)))
 
-    def tensor_failed(self, buffer: StateBytes) -> None:
-        self._give_back(self._incoming.pop(id(buffer)))
-
-    def tensor_sent(
-        self, to: NodeId, token: object, *, duration_s: float, size_bytes: int, share: float = 1.0
-    ) -> None:
-        assert isinstance(token, int)
-        self._transfer_s += duration_s
-        self.post(ev.TensorSent(to, TensorId(token), size_bytes, duration_s, share))
-
-    def send_failed(self, failed: ev.SendFailed, token: object) -> None:
-        """Note a failed send. `failed` lacks the tensor's id, which is in `token`."""
-        tensor = TensorId(token) if isinstance(token, int) else None
-        self.post(replace(failed, tensor=tensor))
+    def tensor_sent(self, sent: ev.TensorSent) -> None:
+        """Note that a tensor has arrived at its receiver."""
+        self._transfer_s += sent.duration_s
+        self.post(sent)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -266,7 +241,7 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
                 self._job_failed(ev.JobFailed(effect.job_id, reason, fatal=False), outputs)
                 return
             outputs.append(region)
-        inputs = tuple(self._files.get(each) or self._regions[each] for each in effect.inputs)
+        inputs = tuple(self._regions[each] for each in effect.inputs)
         taker = self._taker_of(effect)
         future = taker.submit(effect.job, inputs=inputs, outputs=tuple(outputs))
         future.add_done_callback(lambda done: self._job_done(effect, outputs, done))
@@ -295,8 +270,8 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         except Exception as unexpected:  # noqa: BLE001 - the top of the driver.
             self._break(unexpected)
 
-    def _close_files(self, outputs: Iterable[TensorRegion]) -> None:
-        for region in outputs:
+    def _close_files(self, regions: Iterable[TensorRegion]) -> None:
+        for region in regions:
             if isinstance(region, CopyFile):
                 region.close()
 
@@ -307,10 +282,10 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     def _take_reply(self, effect: fx.StartJob, outputs: list[TensorRegion], reply: Reply) -> None:
         self._count_time(effect, reply)
-        tensors = tuple(self._keep(region) for region in outputs)
+        tensors = tuple(self.keep(region) for region in outputs)
         self.post(ev.JobFinished(effect.job_id, reply.result, tensors, reply.duration_s))
 
     def _job_failed(self, failed: ev.JobFailed, outputs: Iterable[TensorRegion]) -> None:
         for region in outputs:
-            self._give_back(region)
+            region.release()
         self.post(failed)

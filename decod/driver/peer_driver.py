@@ -8,7 +8,7 @@ from typing import Protocol
 
 from typing_extensions import override
 
-from decod.driver.arena import ArenaAllocator, ArenaRegion, Sizes
+from decod.driver.arena import ArenaAllocator, ArenaRegion, Sizes, TensorRegion
 from decod.driver.compute import Compute
 from decod.driver.machine_driver import STOPPED, MachineDriver
 from decod.ids import NodeId, TensorId
@@ -32,9 +32,9 @@ class PeerTransport(Protocol):
         """Queue a control message."""
 
     def send_tensor(
-        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+        self, to: NodeId, term: int, message: Message, data: memoryview, tensor: TensorId
     ) -> None:
-        """Queue a bulk message with its tensor. `token` comes back when sending has ended."""
+        """Queue a bulk message with its tensor. `TensorSent` or `SendFailed` comes back."""
 
     def use_addresses(self, addresses: Mapping[NodeId, str]) -> None:
         """Dial these peers from now on."""
@@ -94,7 +94,7 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
         self._step = 0
         self._asked: dict[int, ArenaRegion] = {}
         """Regions into which the loop writes contributions, by request."""
-        self._applying: dict[int, ArenaRegion] = {}
+        self._applying: dict[int, TensorRegion] = {}
         """Averages that the loop is to apply, by round."""
         self._given_back: list[TensorId] = []
         """Contributions that the loop reads, in order."""
@@ -121,7 +121,7 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
             case fx.Send(to, message):
                 transport.send(to, term, message)
             case fx.SendTensor(to, message, tensor):
-                transport.send_tensor(to, term, message, self._regions[tensor].view, tensor)
+                transport.send_tensor(to, term, message, self._bytes_of(tensor), tensor)
             case fx.StartJob():
                 self._start_job(effect)
             case fx.FreeTensor(tensor):
@@ -191,10 +191,10 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
         """The loop has written its contribution, if it has one."""
         region = self._asked.pop(request)
         if num_samples:
-            tensor = self._keep(region)
+            tensor = self.keep(region)
             self.post(lp.LoopContributed(request, num_samples, base_round, tensor))
         else:
-            self._arena.free(region)
+            region.release()
             self.post(lp.LoopContributed(request, 0, base_round, None, num_dropped))
 
     def read_back(self) -> None:
@@ -208,7 +208,7 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
         """The loop has applied an average, or has stepped by itself."""
         region = self._applying.pop(number, None)
         if region is not None:
-            self._arena.free(region)
+            region.release()
         self.post(lp.LoopApplied(number))
 
     # --- states -------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
             file.seek(entry.offset)
             file.readinto(region.view)
         done = self._compute.submit(Guide(), inputs=(region,))
-        done.add_done_callback(lambda _: self._arena.free(region))
+        done.add_done_callback(lambda _: region.release())
 
     def refused(self, reason: str) -> None:
         """The loop can't use the state that came."""
@@ -290,6 +290,6 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
             self._guide(found)
         found.release()
         for region in self._applying.values():
-            self._arena.free(region)
+            region.release()
         self._applying.clear()
         self.post(lp.LoopLoaded(height))

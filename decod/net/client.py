@@ -22,7 +22,7 @@ import grpc.aio
 
 from decod.clocks import Stopwatch, wall_clock
 from decod.errors import MalformedMessageError
-from decod.ids import NodeId, RunId
+from decod.ids import NodeId, RunId, TensorId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
 from decod.membership.statements import WayProofs
@@ -38,7 +38,7 @@ from decod.net.transmission import (
     TransmissionError,
 )
 from decod.planner.cost import transfer_rate
-from decod.protocol.core.events import SendFailed
+from decod.protocol.core.events import SendFailed, TensorSent
 from decod.protocol.core.messages import LinkProbe, Message, WithTensor
 from decod.protocol.core.messages.scopes import Way
 from decod.wire import codec
@@ -57,30 +57,14 @@ class ClientHandler(Protocol):
     pace: Pace
     """Caps the rate at which tensors leave."""
 
-    def on_tensor_sent(
-        self,
-        to: NodeId,
-        message: Message,
-        token: object,
-        *,
-        seconds: float,
-        size_bytes: int,
-        share: float,
-    ) -> None:
-        """The receiver has the whole tensor.
+    def on_tensor_sent(self, sent: TensorSent, message: Message) -> None:
+        """The receiver has the whole tensor, which came with `message`.
 
-        Args:
-            to: The receiver.
-            message: Its bulk message.
-            token: As given to `send_tensor`.
-            seconds: Time from its first byte to the answer, without waiting in the queue and
-                without earlier attempts.
-            size_bytes: Size of the tensor.
-            share: The part of the link that it had beside other tensors to this peer, in (0, 1].
+        Its duration is without waiting in the queue, and without earlier attempts.
         """
 
-    def on_send_failed(self, failed: SendFailed, token: object) -> None:
-        """A message or tensor did not reach its receiver. `token` is None for a control message."""
+    def on_send_failed(self, failed: SendFailed) -> None:
+        """A message or tensor did not reach its receiver."""
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
         """One small control call took `seconds`, there and back, while no tensor was on its way."""
@@ -218,7 +202,7 @@ class PeerClient:
         term: int,
         message: Message,
         data: memoryview,
-        token: object = None,
+        tensor: TensorId,
         way: Way | None = None,
     ) -> None:
         """Queue a tensor with its bulk message and return at once.
@@ -228,14 +212,14 @@ class PeerClient:
             term: The term of this node's view.
             message: Says what the tensor is.
             data: The bytes, contiguous. They are read, not copied: they must not change until a
-                callback has been called with `token`.
-            token: Any object. It is passed to the callback.
+                callback has been called with `tensor`.
+            tensor: Its name, for the callback.
             way: Origin and goal of a tensor that goes by way of a third member; else None.
         """
         assert isinstance(message, WithTensor), message
         peer = self._peers.get(to)
         envelope = self._encode(peer, term, message, way)
-        item = OutgoingTensor(message, way, envelope, data.cast("B"), token)
+        item = OutgoingTensor(message, way, envelope, data.cast("B"), tensor)
         if peer is None:
             self._fail_soon(to, item, "its address is unknown")
         elif len(peer.tensors) >= self._limits.queue_length_max:
@@ -326,13 +310,16 @@ class PeerClient:
         self, to: NodeId, item: OutgoingMessage | OutgoingTensor, error: TransmissionError
     ) -> None:
         if not self._closed:
-            token = item.token if isinstance(item, OutgoingTensor) else None
-            reason = str(error)
-            fault = error.fault
             failed = SendFailed(
-                to, item.message, reason, way=item.way, fault=fault, gone=error.gone
+                to,
+                item.message,
+                str(error),
+                tensor=item.tensor if isinstance(item, OutgoingTensor) else None,
+                way=item.way,
+                fault=error.fault,
+                gone=error.gone,
             )
-            self._handler.on_send_failed(failed, token)
+            self._handler.on_send_failed(failed)
 
     def _timed(self, node: NodeId, seconds: float) -> None:
         if not self._closed:
@@ -375,13 +362,10 @@ class PeerClient:
                     self._fail(peer.link.node_id, item, error)
                     continue
                 if not self._closed:
-                    self._handler.on_tensor_sent(
-                        peer.link.node_id,
-                        item.message,
-                        item.token,
-                        seconds=seconds,
-                        size_bytes=len(item.data),
-                        share=share,
+                    assert item.tensor is not None, "only a probe has no name"
+                    sent = TensorSent(
+                        peer.link.node_id, item.tensor, len(item.data), seconds, share
                     )
+                    self._handler.on_tensor_sent(sent, item.message)
         finally:
             peer.num_bulk_tasks -= 1

@@ -47,7 +47,7 @@ from decod.net.net_limits import LIMITS, Counters, Limits
 from decod.net.rate_caps import Lane, Pace, Paces
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.net.storing import PartWriter
-from decod.net.stream import BrokenTensor, BrokenTensors, Filler
+from decod.net.stream import BrokenTensors, IncomingRegion, IncomingTensor
 from decod.net.transmission import lane_of
 from decod.protocol.core.messages import (
     BackwardGradient,
@@ -138,17 +138,14 @@ class PeerHandler(Protocol):
     def deliver(self, received: codec.Decoded) -> None:
         """Take a control message."""
 
-    def allocate(self, received: codec.Decoded, size_bytes: int) -> memoryview | None:
-        """Return a writable buffer of exactly `size_bytes` for a tensor, or None to refuse it.
+    def allocate(self, received: codec.Decoded, size_bytes: int) -> IncomingRegion | None:
+        """Return memory of exactly `size_bytes` for a tensor, or None to refuse it.
 
-        The server owns the buffer until it calls either `tensor_arrived` or `tensor_failed`, once.
+        The server owns it, until `tensor_arrived` or until it releases it.
         """
 
-    def tensor_arrived(self, received: codec.Decoded, buffer: memoryview, seconds: float) -> None:
-        """Take a whole tensor. `seconds` is the time since its header arrived."""
-
-    def tensor_failed(self, buffer: memoryview) -> None:
-        """Take back a buffer whose tensor did not arrive. Its contents are undefined."""
+    def tensor_arrived(self, received: codec.Decoded, region: IncomingRegion) -> None:
+        """Take a whole tensor over, with its memory."""
 
     def tensor_late(self, sender: NodeId) -> None:
         """Note that a tensor of `sender` came too slowly and was given up."""
@@ -224,7 +221,7 @@ class PeerServer:
         """The instants when the certificates end that other members have shown, in seconds of the
         Unix epoch."""
         self._room_task: asyncio.Task[None] | None = None
-        self._broken = BrokenTensors(limits, handler.tensor_failed)
+        self._broken = BrokenTensors(limits)
         self._reader: ThreadPoolExecutor | None = None
         """Parses large messages, one at a time."""
         self.donor = StateDonor(
@@ -442,7 +439,7 @@ class PeerServer:
         if header is None or not self._is_heard(header.decoded, context, with_tensor=True):
             return tensor_pb2.PUSH_STATE_MALFORMED
         decoded = header.decoded
-        tensor = self._begun(bytes(head), header)
+        tensor = self._begun(head, header)
         if tensor is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
             if self._handler.stopped:
@@ -451,65 +448,55 @@ class PeerServer:
             else:
                 self._door.note("tensor.refused", context, reason)
             return tensor_pb2.PUSH_STATE_REFUSED
-        start_s = asyncio.get_running_loop().time()
         try:
             await self._fill(context, tensor, data, lane_of(decoded.message))
         except (MalformedMessageError, TimeoutError):
-            self._handler.tensor_failed(tensor.buffer)
+            tensor.region.release()
             raise
         except BaseException:
-            self._broken.keep(bytes(head), tensor)
+            self._broken.keep(head, tensor)
             raise
-        seconds = asyncio.get_running_loop().time() - start_s
-        if not tensor.filler.complete:
+        if not tensor.complete:
             # A broken connection looks like the end of the stream at first. The sender dials again.
-            self._broken.keep(bytes(head), tensor)
+            self._broken.keep(head, tensor)
             self._door.note("tensor.broken", context, "it ended before its size was reached")
             return tensor_pb2.PUSH_STATE_MALFORMED
-        return self._judged(context, decoded, tensor, seconds)
+        if not tensor.intact:
+            tensor.region.release()
+            self._door.note("tensor.corrupted", context, "its checksum does not hold")
+            return tensor_pb2.PUSH_STATE_CORRUPTED
+        self._handler.tensor_arrived(decoded, tensor.region)
+        return tensor_pb2.PUSH_STATE_RECEIVED
 
-    def _judged(
-        self, context: Context, decoded: Decoded, tensor: BrokenTensor, seconds: float
-    ) -> tensor_pb2.PushState:
-        """Hand the buffer of a tensor that has arrived to the handler, intact or not."""
-        if tensor.filler.intact:
-            self._handler.tensor_arrived(decoded, tensor.buffer, seconds)
-            return tensor_pb2.PUSH_STATE_RECEIVED
-        self._handler.tensor_failed(tensor.buffer)
-        self._door.note("tensor.corrupted", context, "its checksum does not hold")
-        return tensor_pb2.PUSH_STATE_CORRUPTED
-
-    def _begun(self, head: bytes, header: Header) -> BrokenTensor | None:
+    def _begun(self, head: bytes, header: Header) -> IncomingTensor | None:
         """Return the beginning of a tensor: what has arrived of it before, or memory for it."""
         if (broken := self._broken.take(head)) is not None:
             return broken
         if not 0 <= header.size_bytes <= self._limits.tensor_size_max_bytes:
             return None
-        buffer = self._handler.allocate(header.decoded, header.size_bytes)
-        if buffer is None:
+        region = self._handler.allocate(header.decoded, header.size_bytes)
+        if region is None:
             return None
-        assert buffer.nbytes == header.size_bytes, f"{buffer.nbytes} != {header.size_bytes}"
-        filler = Filler(
-            buffer.cast("B"),
+        return IncomingTensor(
+            region,
+            size_bytes=header.size_bytes,
             crc32=header.crc32,
             frame_size_max_bytes=self._limits.frame_size_bytes,
             watch=self._watch,
         )
-        return BrokenTensor(buffer, filler)
 
     async def _fill(
-        self, context: Context, tensor: BrokenTensor, data: memoryview, lane: Lane
+        self, context: Context, tensor: IncomingTensor, data: memoryview, lane: Lane
     ) -> None:
         """Receive the rest of a tensor, no faster than the node's download cap allows."""
-        filler = tensor.filler
         intake = self._handler.intake
         if not data:
-            await context.send_initial_metadata(channel.consent(filler.position))
-        filler.add(data)
-        async with asyncio.timeout(self._limits.stream_timeout_s(tensor.buffer.nbytes)):
+            await context.send_initial_metadata(channel.consent(tensor.position))
+        tensor.add(data)
+        async with asyncio.timeout(self._limits.stream_timeout_s(tensor.size_bytes)):
             await intake.wait(len(data), lane)
             while (frame := await self._next_frame(context)) is not None:
-                filler.add_frame(frame)
+                tensor.add_frame(frame)
                 await intake.wait(len(frame), lane)
 
     async def _next_frame(self, context: Context) -> bytes | None:

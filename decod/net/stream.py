@@ -1,8 +1,8 @@
-"""Both ends of a stream of bytes: cutting a buffer into frames, and filling one from frames."""
+"""Both ends of a stream of bytes: cutting a tensor into frames, and filling memory from frames."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import Protocol
 
 from isal import isal_zlib
 
@@ -11,12 +11,12 @@ from decod.errors import MalformedMessageError
 from decod.net.net_limits import Limits
 from decod.wire.frame import data_frame, frame_data
 
-# The checksum of a buffer up to this size takes a few milliseconds. A thread would cost more.
+# The checksum of a tensor up to this size takes a few milliseconds. A thread would cost more.
 _INLINE_CHECKSUM_MAX_BYTES = 32 * 1024 * 1024
 
 
 async def crc32_of(data: memoryview, watch: Stopwatch) -> int:
-    """Return zlib's CRC-32. Very large buffers are read in a thread, not on the loop."""
+    """Return zlib's CRC-32. Very large tensors are read in a thread, not on the loop."""
     if len(data) <= _INLINE_CHECKSUM_MAX_BYTES:
         with watch.measure("serialize"):
             return isal_zlib.crc32(data)
@@ -31,11 +31,23 @@ def frames_of(data: memoryview, frame_size_bytes: int, watch: Stopwatch) -> Iter
         yield frame
 
 
-class Filler:
-    """A buffer that is filled with the frames of a stream, in order, and checked.
+class IncomingRegion(Protocol):
+    """Memory for a tensor that arrives. It has one owner, the last of which calls `release`."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+
+    def release(self) -> None:
+        """Give the memory back. What is in it is undefined then."""
+
+
+class IncomingTensor:
+    """A tensor whose region is filled with the frames of a stream, in order, and checked.
 
     Args:
-        buffer: Bytes of the size that the header gave. The caller owns it.
+        region: Its memory.
+        size_bytes: Of the tensor, and of the region, from the header.
         crc32: CRC-32 of the whole tensor, from the header.
         frame_size_max_bytes: A larger frame is malformed.
         watch: Measures copies and checksums; None to measure nothing.
@@ -43,13 +55,17 @@ class Filler:
 
     def __init__(
         self,
-        buffer: memoryview,
+        region: IncomingRegion,
         *,
+        size_bytes: int,
         crc32: int,
         frame_size_max_bytes: int,
         watch: Stopwatch | None = None,
     ) -> None:
-        self._buffer = buffer
+        self.region = region
+        self.size_bytes = size_bytes
+        self._view = region.view
+        assert len(self._view) == size_bytes, f"{len(self._view)} != {size_bytes}"
         self._watch = watch or Stopwatch()
         self._crc32 = crc32
         self._frame_size_max_bytes = frame_size_max_bytes
@@ -63,7 +79,7 @@ class Filler:
 
     @property
     def complete(self) -> bool:
-        return self._position == len(self._buffer)
+        return self._position == self.size_bytes
 
     @property
     def intact(self) -> bool:
@@ -81,14 +97,14 @@ class Filler:
     def add(self, data: memoryview | bytes) -> None:
         """Copy bytes that came with the header to their place. Raises what `add_frame` raises."""
         end = self._position + len(data)
-        if end > len(self._buffer) or len(data) > self._frame_size_max_bytes:
+        if end > self.size_bytes or len(data) > self._frame_size_max_bytes:
             raise MalformedMessageError(
-                f"a frame of {len(data)} bytes at {self._position} of {len(self._buffer)}",
+                f"a frame of {len(data)} bytes at {self._position} of {self.size_bytes}",
                 why="it is longer than allowed or than the header said",
                 fix="run the same version of decod on every node",
             )
         with self._watch.measure("copy"):
-            self._buffer[self._position : end] = data
+            self._view[self._position : end] = data
         with self._watch.measure("serialize"):
             self._computed = isal_zlib.crc32(data, self._computed)
         self._position = end
@@ -98,28 +114,18 @@ class Filler:
 # Tensors whose stream broke off. They are kept a while, since their senders go on with them.
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenTensor:
-    """The part of a tensor that has arrived."""
-
-    buffer: memoryview
-    filler: Filler
-
-
 class BrokenTensors:
-    """The tensors that wait for their senders.
+    """The tensors that wait for their senders. It owns the memory of each.
 
     Args:
         limits: How many are kept, and how long.
-        give_back: Is called with the buffer of each tensor that nobody has gone on with.
     """
 
-    def __init__(self, limits: Limits, give_back: Callable[[memoryview], None]) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._give_back = give_back
-        self._kept: dict[bytes, tuple[BrokenTensor, asyncio.TimerHandle]] = {}
+        self._kept: dict[bytes, tuple[IncomingTensor, asyncio.TimerHandle]] = {}
 
-    def keep(self, header: bytes, tensor: BrokenTensor) -> None:
+    def keep(self, header: bytes, tensor: IncomingTensor) -> None:
         """Keep a tensor. If there are too many, the one that was kept first makes room.
 
         Args:
@@ -134,7 +140,7 @@ class BrokenTensors:
         timer = loop.call_later(self._limits.broken_kept_s, self._drop, header)
         self._kept[header] = (tensor, timer)
 
-    def take(self, header: bytes) -> BrokenTensor | None:
+    def take(self, header: bytes) -> IncomingTensor | None:
         """Return what has arrived of a tensor that a sender goes on with, and forget it."""
         tensor, timer = self._kept.pop(header, (None, None))
         if timer is not None:
@@ -144,9 +150,9 @@ class BrokenTensors:
     def _drop(self, header: bytes) -> None:
         tensor = self.take(header)
         if tensor is not None:
-            self._give_back(tensor.buffer)
+            tensor.region.release()
 
     def close(self) -> None:
-        """Give all buffers back."""
+        """Give all memory back."""
         for header in list(self._kept):
             self._drop(header)

@@ -15,7 +15,7 @@ import grpc
 import grpc.aio
 
 from decod.clocks import Stopwatch
-from decod.ids import NodeId, RunId
+from decod.ids import NodeId, RunId, TensorId
 from decod.net import channel
 from decod.net.channel import is_gone, reason_of
 from decod.net.net_limits import Limits
@@ -139,7 +139,8 @@ class OutgoingTensor:
     way: Way | None
     envelope: control_pb2.Envelope
     data: memoryview
-    token: object
+    tensor: TensorId | None
+    """Its name, for the sender. None for a probe."""
     crc32: int | None = None
     begun: bool = False
     """Data was sent already, so the receiver may have some of it, or does not want it."""

@@ -64,7 +64,8 @@ from decod.errors import (
     RejectedError,
     TrainingError,
 )
-from decod.worker.arena_view import Arena, Region
+from decod.protocol.core.job_codec import Region
+from decod.worker.arena_view import Arena
 
 LINE_SIZE_MAX_BYTES = 64 << 20
 """Longest message: it holds the hashes of a state's chunks."""

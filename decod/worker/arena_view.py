@@ -9,54 +9,18 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from decod.errors import CheckpointError, ShapeError
+from decod.errors import CheckpointError
 from decod.files import PieceFile
+from decod.protocol.core.job_codec import Region, misplaced
 from decod.texts import why_of
 from decod.train.checkpoint.entries import BytesInFile, StateBytes
 from decod.train.layout import byte_view
 from decod.worker.device import PinnedPrefix
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """A part of the arena."""
-
-    offset: int
-    num_bytes: int
-    path: Path | None = None
-    """The file of a large state, which is not in the arena."""
-
-    @classmethod
-    def parse(cls, value: object) -> "Region":
-        """Return the region that a message names.
-
-        Raises:
-            ShapeError: `value` is no object with an offset and a size of at least 0.
-        """
-        if isinstance(value, dict):
-            numbers = (value.get("offset"), value.get("num_bytes"))
-            path = value.get("path", "")
-            if all(type(number) is int and number >= 0 for number in numbers) and (
-                isinstance(path, str)
-            ):
-                return cls(value["offset"], value["num_bytes"], Path(path) if path else None)
-        raise _refuse(f"a region is given as {str(value)[:100]}")
-
-
-def _refuse(what: str) -> ShapeError:
-    return ShapeError(
-        what,
-        why="the node process and its compute process disagree about their shared memory",
-        fix="report it with both logs: this is an error in decod",
-        code="E-TRN-008",
-    )
 
 
 class Arena:
@@ -88,14 +52,14 @@ class Arena:
             ShapeError: The region lies outside the arena, is misaligned, or has another size.
         """
         num_bytes = math.prod(shape) * dtype.itemsize
-        if region.path is not None:
-            raise _refuse(f"the file {region.path.name} for {dtype} {shape}")
+        if region.path:
+            raise misplaced(f"the file {region.path} for {dtype} {shape}")
         if region.num_bytes != num_bytes:
-            raise _refuse(f"a region of {region.num_bytes} bytes for a {dtype} {shape}")
+            raise misplaced(f"a region of {region.num_bytes} bytes for a {dtype} {shape}")
         if num_bytes == 0:
             return torch.empty(shape, dtype=dtype)
         if region.offset % dtype.itemsize:
-            raise _refuse(f"a region at offset {region.offset} for {dtype}")
+            raise misplaced(f"a region at offset {region.offset} for {dtype}")
         end = region.offset + num_bytes
         buffer = self._mapped(end)
         flat = torch.frombuffer(buffer, dtype=dtype, count=math.prod(shape), offset=region.offset)
@@ -111,7 +75,7 @@ class Arena:
             ShapeError: As `tensor`.
             CheckpointError: The file can't be opened.
         """
-        if region.path is None:
+        if not region.path:
             yield byte_view(self.tensor(region, torch.uint8, (region.num_bytes,)))
             return
         try:
@@ -129,7 +93,7 @@ class Arena:
         if end > self._size_bytes:
             size_bytes = os.fstat(self.descriptor).st_size
             if end > size_bytes:
-                raise _refuse(f"a region ends at {end} of an arena of {size_bytes} bytes")
+                raise misplaced(f"a region ends at {end} of an arena of {size_bytes} bytes")
             # Tensors on the old mapping keep it alive. Both mappings show the same memory.
             self._map = mmap.mmap(self.descriptor, size_bytes)
             self._size_bytes = size_bytes

@@ -6,6 +6,7 @@ There is one method for each class of jobs.
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -323,11 +324,11 @@ class JobRunner(PassRunner):
             return jobs.SnapshotTaken(iteration, "", snapshot.num_bytes)
         request.expect(0, 1)
         region = request.outputs[0]
-        if region.path is None:
+        if not region.path:
             blob = self._arena.tensor(region, torch.uint8, (snapshot.num_bytes,))
             entries, chunks = snapshot.write(blob)
         else:
-            entries, chunks = snapshot.write_file(region.path)
+            entries, chunks = snapshot.write_file(Path(region.path))
         manifest = description_text([entry_json(entry) for entry in entries], "".join(chunks))
         return jobs.SnapshotTaken(iteration, manifest, snapshot.num_bytes)
 

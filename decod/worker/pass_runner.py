@@ -13,12 +13,12 @@ from typing_extensions import override
 
 from decod.data.block import Block
 from decod.protocol.core import jobs
-from decod.protocol.core.job_codec import runs
+from decod.protocol.core.job_codec import Region, runs
 from decod.protocol.core.jobs import GiveBlock, SetRecompute, SetThreads, SpreadStage
 from decod.train.executor_config import joined
 from decod.train.measure import Measurable, measure, synchronize
 from decod.train.passes import Passes, TokenSource
-from decod.worker.arena_view import Arena, Region
+from decod.worker.arena_view import Arena
 from decod.worker.configure import (
     change_num_threads,
     device_facts,

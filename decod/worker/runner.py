@@ -27,12 +27,20 @@ from decod.clocks import Purpose, Stopwatch
 from decod.data.block import BlockError
 from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError, TrainingError
 from decod.process import LEAVE_SIGNALS, keep_freed_memory
-from decod.protocol.core.job_codec import FormError, fields_of, kind_of, methods_of, parsed, runs
+from decod.protocol.core.job_codec import (
+    FormError,
+    Region,
+    fields_of,
+    kind_of,
+    methods_of,
+    parsed,
+    runs,
+)
 from decod.protocol.core.jobs import BaseJob, DoNothing, Gather, Nothing, Reduce, Squared
 from decod.train.copies import Departure
 from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.standing_out import standing_out
-from decod.worker.arena_view import Arena, Region
+from decod.worker.arena_view import Arena
 from decod.worker.memory import free_unused, ran_out
 
 JobT = TypeVar("JobT", bound=BaseJob, covariant=True)

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
-from decod.protocol.core.job_codec import fields_of, kind_of, parsed
+from decod.protocol.core.job_codec import Region, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import Configure
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import NO_AUDITS
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig
 from decod.train.executor import StageExecutor
-from decod.worker.arena_view import Arena, Region
+from decod.worker.arena_view import Arena
 from decod.worker.job_methods import JobRunner
 from gpu.setting import Setting, batch_of, llama
 

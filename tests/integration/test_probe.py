@@ -11,11 +11,12 @@ import pytest
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.open_files import FileLimit
 from decod.daemon.run_facts import TensorSizes
+from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.driver import NodeDriver
 from decod.ids import AveragingId, Iteration, NodeId, RunId
 from decod.net.server import PeerServer
 from decod.planner.cost import transfer_rate
-from decod.protocol.core.events import Event, LinkMeasured
+from decod.protocol.core.events import Event, LinkMeasured, TensorSent
 from decod.protocol.core.messages import Ping, ReducedPart
 from tests.support.members import data_node
 from tests.support.proxy import Ends, Proxy
@@ -79,19 +80,21 @@ class Driver:
     def post(self, event: Event) -> None:
         self.events.append(event)
 
-    def allocate(self, size_bytes: int) -> memoryview:
-        return memoryview(bytearray(size_bytes))
+    def allocate(self, size_bytes: int) -> ArenaRegion | None:
+        return ArenaAllocator(size_bytes).allocate(size_bytes)
 
     def tensor_arrived(self, *_: object) -> None:
         pass
 
-    def tensor_sent(
-        self, to: NodeId, token: object, *, duration_s: float, size_bytes: int, share: float
-    ) -> None:
-        del to, token
-        self.durations_s.append(duration_s)
+    def tensor_sent(self, sent: TensorSent) -> None:
+        self.durations_s.append(sent.duration_s)
         self.rates.append(
-            transfer_rate(size_bytes, duration_s=duration_s, latency_s=LATENCY_S, share=share)
+            transfer_rate(
+                sent.size_bytes,
+                duration_s=sent.duration_s,
+                latency_s=LATENCY_S,
+                share=sent.share,
+            )
         )
 
 

@@ -19,6 +19,7 @@ from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.net_limits import LIMITS
 from decod.net.server import DataServices, PeerServer
+from decod.net.stream import IncomingRegion
 from decod.protocol.core import messages as m
 from decod.wire import codec
 from decod.wire.frame import data_frame
@@ -80,7 +81,7 @@ class _Forgetful(Host):
     def deliver(self, received: codec.Decoded) -> None:
         pass
 
-    def tensor_arrived(self, received: codec.Decoded, buffer: memoryview, seconds: float) -> None:
+    def tensor_arrived(self, received: codec.Decoded, region: IncomingRegion) -> None:
         pass
 
 

@@ -18,8 +18,9 @@ from decod.net.donor import StateBlob, StateRequest
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate_caps import UNLIMITED, Pace
 from decod.net.server import PeerServer
+from decod.net.stream import IncomingRegion
 from decod.protocol.core import messages as m
-from decod.protocol.core.events import SendFailed
+from decod.protocol.core.events import SendFailed, TensorSent
 from decod.wire import codec
 from decod.wire.v1 import tensor_pb2
 from tests.support.members import data_node
@@ -44,6 +45,17 @@ def open_to(address: str, limits: Limits = LIMITS, by: Membership | None = None)
 def no_receipts(_: NodeId) -> ReceiptAnswer:
     """Answers as a data node that has counted nothing."""
     return ReceiptAnswer(None, 0)
+
+
+class FakeRegion:
+    """Memory for a tensor. Counts the host's releases."""
+
+    def __init__(self, host: "Host", size_bytes: int) -> None:
+        self._host = host
+        self.view = memoryview(bytearray(size_bytes))
+
+    def release(self) -> None:
+        self._host.num_given_back += 1
 
 
 class Host:
@@ -80,19 +92,16 @@ class Host:
         self.received.append(received)
         self.delivered.append((received.sender, received.term, received.message))
 
-    def allocate(self, received: codec.Decoded, size_bytes: int) -> memoryview | None:
+    def allocate(self, received: codec.Decoded, size_bytes: int) -> IncomingRegion | None:
         if self.refuse_tensors:
             return None
         self.num_allocated += 1
-        return memoryview(bytearray(size_bytes))
+        return FakeRegion(self, size_bytes)
 
-    def tensor_arrived(self, received: codec.Decoded, buffer: memoryview, seconds: float) -> None:
+    def tensor_arrived(self, received: codec.Decoded, region: IncomingRegion) -> None:
         assert received.term >= 1
         self.received.append(received)
-        self.arrived.append((received.sender, received.message, bytes(buffer)))
-
-    def tensor_failed(self, buffer: memoryview) -> None:
-        self.num_given_back += 1
+        self.arrived.append((received.sender, received.message, bytes(region.view)))
 
     def tensor_late(self, sender: NodeId) -> None:
         self.late.append(sender)
@@ -110,20 +119,11 @@ class Host:
     async def state(self, request: StateRequest) -> StateBlob | str:
         return self.blob
 
-    def on_tensor_sent(
-        self,
-        to: NodeId,
-        message: m.Message,
-        token: object,
-        *,
-        seconds: float,
-        size_bytes: int,
-        share: float,
-    ) -> None:
-        self.sent.append((to, message, token, size_bytes))
+    def on_tensor_sent(self, sent: TensorSent, message: m.Message) -> None:
+        self.sent.append((sent.to, message, sent.tensor, sent.size_bytes))
 
-    def on_send_failed(self, failed: SendFailed, token: object) -> None:
-        self.failed.append((failed.to, failed.message, token, failed.reason))
+    def on_send_failed(self, failed: SendFailed) -> None:
+        self.failed.append((failed.to, failed.message, failed.tensor, failed.reason))
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
         self.latencies_s.append(seconds)

@@ -8,9 +8,10 @@ from pathlib import Path
 from decod.clocks import Stopwatch
 from decod.daemon.gateway import TensorTraffic
 from decod.daemon.twins import Twins
+from decod.driver.arena import ArenaRegion
 from decod.driver.peer_driver import PeerDriver, StateCopy
 from decod.errors import DecodError
-from decod.ids import NodeId, RunId
+from decod.ids import NodeId, RunId, TensorId
 from decod.membership.papers import Membership
 from decod.memory_files import is_in_memory, new_memory_file
 from decod.net.ask import DialBack, Found, HelloInfo, HelloRequest
@@ -18,8 +19,9 @@ from decod.net.client import PeerClient
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.download import Donor, DownloadTerms, download
 from decod.net.rate_caps import UNLIMITED, Pace
+from decod.net.stream import IncomingRegion
 from decod.protocol.collaboration.loop import LoadState
-from decod.protocol.core.events import Received, SendFailed, TensorLate
+from decod.protocol.core.events import Received, SendFailed, TensorLate, TensorSent
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.round_messages import PEERS_MAX, Greeting, Height, RoundMessage
 from decod.train.checkpoint.description import QuietSink
@@ -194,7 +196,7 @@ class PeerGateway:
         if isinstance(message, (ReducePart, ReducedPart, RoundMessage)):
             driver.post(Received(sender, message, term=received.term))
 
-    def allocate(self, received: Decoded, size_bytes: int) -> memoryview | None:
+    def allocate(self, received: Decoded, size_bytes: int) -> ArenaRegion | None:
         driver = self._running
         if driver is None or received.sender not in self._addresses:
             return None
@@ -202,23 +204,14 @@ class PeerGateway:
             return None
         return None if size_bytes > driver.part_bytes_max else driver.allocate(size_bytes)
 
-    def tensor_arrived(
-        self,
-        received: Decoded,
-        buffer: memoryview,
-        seconds: float,  # noqa: ARG002 - only the sender's measurement is used.
-    ) -> None:
-        assert self._driver is not None
-        self.traffic.received(received.message, len(buffer))
-        if self._driver.stopped.done():
-            self._driver.tensor_failed(buffer)
+    def tensor_arrived(self, received: Decoded, region: IncomingRegion) -> None:
+        assert isinstance(region, ArenaRegion), "that is what it was given"
+        self.traffic.received(received.message, region.num_bytes)
+        if (driver := self._running) is None:
+            region.release()
         else:
             event = Received(received.sender, received.message, term=received.term)
-            self._driver.tensor_arrived(event, buffer)
-
-    def tensor_failed(self, buffer: memoryview) -> None:
-        assert self._driver is not None
-        self._driver.tensor_failed(buffer)
+            driver.tensor_arrived(event, region)
 
     def tensor_late(self, sender: NodeId) -> None:
         if (driver := self._running) is not None:
@@ -245,23 +238,14 @@ class PeerGateway:
 
     # --- from the client ----------------------------------------------------------------------
 
-    def on_tensor_sent(
-        self,
-        to: NodeId,
-        message: Message,
-        token: object,
-        *,
-        seconds: float,
-        size_bytes: int,
-        share: float,
-    ) -> None:
-        self.traffic.sent(message, seconds, size_bytes)
+    def on_tensor_sent(self, sent: TensorSent, message: Message) -> None:
+        self.traffic.sent(message, sent.duration_s, sent.size_bytes)
         if (driver := self._running) is not None:
-            driver.tensor_sent(to, token, duration_s=seconds, size_bytes=size_bytes, share=share)
+            driver.tensor_sent(sent)
 
-    def on_send_failed(self, failed: SendFailed, token: object) -> None:
+    def on_send_failed(self, failed: SendFailed) -> None:
         if (driver := self._running) is not None:
-            driver.send_failed(failed, token)
+            driver.post(failed)
 
     def on_latency(self, to: NodeId, seconds: float) -> None:
         """Nobody asks how far peers are from each other."""
@@ -272,9 +256,9 @@ class PeerGateway:
         self.client.send(to, term, message)
 
     def send_tensor(
-        self, to: NodeId, term: int, message: Message, data: memoryview, token: object = None
+        self, to: NodeId, term: int, message: Message, data: memoryview, tensor: TensorId
     ) -> None:
-        self.client.send_tensor(to, term, message, data, token)
+        self.client.send_tensor(to, term, message, data, tensor)
 
     def use_addresses(self, addresses: Mapping[NodeId, str]) -> None:
         """Dial these peers from now on, and forget all others."""

@@ -1,5 +1,7 @@
 """A job and its result on their way to another process of this host and back: by their fields.
 
+The tensors of a job lie where both processes reach them. A `Region` names such a place.
+
 The types of a dataclass say all that there is to check, with limits as `decod.limits` has them. A
 field that is missing, unknown or of another type is refused, as are negative whole numbers: all are
 counts or positions. Both ends are
@@ -20,7 +22,50 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from decod.errors import ShapeError
 from decod.limits import Allowed
+
+
+def misplaced(what: str) -> ShapeError:
+    """Return the error for a tensor that is not where a process says."""
+    return ShapeError(
+        what,
+        why="the node process and its compute process disagree about their shared memory",
+        fix="report it with both logs: this is an error in decod",
+        code="E-TRN-008",
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Region:
+    """The place of a tensor: a piece of the memory that processes of a host share, or a file."""
+
+    offset: int
+    num_bytes: int
+    path: str = ""
+    """The file of a large state. Empty: the tensor lies in the memory."""
+
+    def reference(self) -> dict[str, int | str]:
+        """Return the form in which a message names this region."""
+        place: dict[str, int | str] = {"offset": self.offset, "num_bytes": self.num_bytes}
+        return {**place, "path": self.path} if self.path else place
+
+    @classmethod
+    def parse(cls, value: object) -> "Region":
+        """Return the region that a message names.
+
+        Raises:
+            ShapeError: `value` is no object with an offset and a size of at least 0.
+        """
+        if isinstance(value, dict):
+            numbers = (value.get("offset"), value.get("num_bytes"))
+            path = value.get("path", "")
+            if all(type(number) is int and number >= 0 for number in numbers) and (
+                isinstance(path, str)
+            ):
+                return cls(value["offset"], value["num_bytes"], path)
+        raise misplaced(f"a region is given as {str(value)[:100]}")
+
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 

@@ -83,7 +83,6 @@ class FakeRun:
             run_copy=self._run_copy,
             broken=False,
             allocate_state=self._allocate,
-            tensor_failed=self._free,
         )
         self.device_gone = self.ending = False
         core = CoreHandle()
@@ -144,11 +143,11 @@ class FakeRun:
         assert isinstance(event, BlockCommits)
         self.blocked.append(event.blocked)
 
-    def _allocate(self, size_bytes: int) -> memoryview:
+    def _allocate(self, size_bytes: int) -> Any:
         self.lent += 1
-        return memoryview(bytearray(size_bytes))
+        return SimpleNamespace(view=memoryview(bytearray(size_bytes)), release=self._free)
 
-    def _free(self, buffer: memoryview) -> None:
+    def _free(self) -> None:
         self.lent -= 1
 
     async def _request_state(
@@ -158,9 +157,7 @@ class FakeRun:
         assert stage_index == 0
         blob = random_blob(0, seed=iteration)
         self.lent += 1
-        return ServedState(
-            iteration, describe(0, iteration), blob.data, lambda: self._free(blob.data)
-        )
+        return ServedState(iteration, describe(0, iteration), blob.data, self._free)
 
     async def _run_copy(self, job: Snapshot) -> ServedState:
         assert job == Snapshot(with_optimizer=True)

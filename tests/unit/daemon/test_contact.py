@@ -69,9 +69,7 @@ class Peer:
         self, info: HelloInfo | None, member: Membership | None = None, run_id: RunId = RUN_ID
     ) -> None:
         member = member or data_node("other")
-        self._handler = SimpleNamespace(
-            state=None, pace=UNLIMITED, intake=UNLIMITED, tensor_failed=None
-        )
+        self._handler = SimpleNamespace(state=None, pace=UNLIMITED, intake=UNLIMITED)
         self.tell(info)
         self.server = PeerServer(member, run_id, cast("PeerHandler", self._handler))
         self.dht = Dht(member, RUN_ID)

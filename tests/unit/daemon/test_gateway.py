@@ -15,13 +15,14 @@ from decod.daemon.disk_states import InitialStates
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.open_files import FileLimit
 from decod.daemon.run_facts import TensorSizes
+from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.driver import NodeDriver, ServedState
 from decod.errors import DecodError
-from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId
+from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId, TensorId
 from decod.net.ask import DialBack, Dialled
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.core.effects import FetchState, Note
-from decod.protocol.core.events import Received, SendFailed, TensorLate
+from decod.protocol.core.events import Received, SendFailed, TensorLate, TensorSent
 from decod.protocol.core.messages import (
     BackwardGradient,
     CanTake,
@@ -81,7 +82,7 @@ class FakeDriver:
         self.stopped: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.part_bytes_max = 100
         self.events: list[Any] = []
-        self.freed: list[memoryview] = []
+        self.arena = ArenaAllocator(1 << 16)
         self.notes: list[Note] = []
         self.state: ServedState | str = "no state"
 
@@ -91,14 +92,14 @@ class FakeDriver:
     def note(self, note: Note) -> None:
         self.notes.append(note)
 
-    def allocate(self, size_bytes: int) -> memoryview:
-        return memoryview(bytearray(size_bytes))
+    def allocate(self, size_bytes: int) -> ArenaRegion | None:
+        return self.arena.allocate(size_bytes)
 
-    def tensor_arrived(self, received: Any, buffer: memoryview, digest: bytes) -> None:
+    def tensor_arrived(self, received: Any, region: ArenaRegion, digest: bytes) -> None:
         self.events.append(received)
 
-    def tensor_failed(self, buffer: memoryview) -> None:
-        self.freed.append(buffer)
+    def tensor_sent(self, sent: TensorSent) -> None:
+        self.events.append(sent)
 
     async def request_state(
         self, stage_index: int, iteration: int, *, with_optimizer: bool
@@ -274,16 +275,15 @@ async def test_those_whom_a_member_does_not_know_can_not_use_up_its_memory(
     gateway = driver.gateway
     gateway.use_members((member(ME), member(PEER)))
     strangers = [NodeId(f"stranger{number}") for number in range(20)]
-    buffers = [gateway.allocate(said(CanTake(Iteration(1, 1)), who), 100) for who in strangers]
-    held = [buffer for buffer in buffers if buffer is not None]
+    regions = [gateway.allocate(said(CanTake(Iteration(1, 1)), who), 100) for who in strangers]
+    held = [region for region in regions if region is not None]
     assert len(held) == 4, "some may have entered a moment ago"
     assert gateway.allocate(said(CanTake(Iteration(1, 1))), 100) is not None
-    gateway.tensor_failed(held[0])
-    gateway.tensor_arrived(said(CanTake(Iteration(1, 1)), OTHER), held[1], 0.1)
+    held[0].release()
+    gateway.tensor_arrived(said(CanTake(Iteration(1, 1)), OTHER), held[1])
     for expected in (True, True, False):
-        buffer = gateway.allocate(said(CanTake(Iteration(1, 1)), OTHER), 100)
-        assert (buffer is not None) == expected
-        held.append(buffer or memoryview(b""))
+        region = gateway.allocate(said(CanTake(Iteration(1, 1)), OTHER), 100)
+        assert (region is not None) == expected
 
 
 async def test_what_was_passed_on_is_said_by_its_origin(driver: FakeDriver) -> None:
@@ -300,16 +300,16 @@ async def test_probes_are_read_into_ordinary_memory_few_at_a_time_and_forgotten(
     gateway = driver.gateway
     probe, most = LinkProbe(), PROBE_SIZE_MAX_BYTES
     assert gateway.allocate(said(probe), most + 1) is None
-    buffers = [gateway.allocate(said(probe), most) for _ in range(20)]
-    taken = [buffer for buffer in buffers if buffer is not None]
+    regions = [gateway.allocate(said(probe), most) for _ in range(20)]
+    taken = [region for region in regions if region is not None]
     assert 0 < len(taken) < 20
-    gateway.tensor_arrived(said(probe), taken[0], 0.1)
-    gateway.tensor_failed(taken[1])
+    gateway.tensor_arrived(said(probe), taken[0])
+    taken[1].release()
     assert gateway.allocate(said(probe), 0) is not None
     assert gateway.allocate(said(probe), 0) is not None
     assert gateway.allocate(said(probe), 0) is None
     assert driver.events == []
-    assert driver.freed == []
+    assert driver.arena.used_bytes == 0
 
 
 async def test_a_tensor_that_is_given_up_is_told_with_its_sender(driver: FakeDriver) -> None:
@@ -325,17 +325,17 @@ async def test_after_the_end_messages_are_dropped_and_tensors_given_back(
 ) -> None:
     gateway = driver.gateway
     message = ForwardActivation(Iteration(1, 1), M, FLOW, (PEER,))
-    buffer = gateway.allocate(said(message), SIZE)
-    assert buffer is not None
+    region = gateway.allocate(said(message), SIZE)
+    assert region is not None
     assert not gateway.stopped
     driver.stopped.set_result(None)
     assert gateway.stopped
-    gateway.tensor_arrived(said(message), buffer, 0.1)
+    gateway.tensor_arrived(said(message), region)
     gateway.deliver(said(CanTake(Iteration(1, 1))))
     gateway.on_latency(PEER, 0.1)
-    gateway.on_tensor_sent(PEER, message, 1, seconds=1, size_bytes=1, share=1.0)
-    gateway.on_send_failed(SendFailed(PEER, message, "gone"), 1)
-    assert driver.freed == [buffer]
+    gateway.on_tensor_sent(TensorSent(PEER, TensorId(1), 1, 1.0), message)
+    gateway.on_send_failed(SendFailed(PEER, message, "gone", TensorId(1)))
+    assert driver.arena.used_bytes == 0
     assert driver.events == []
 
 

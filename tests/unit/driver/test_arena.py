@@ -31,7 +31,7 @@ class ArenaMachine(RuleBasedStateMachine):
             assert max(self._gaps()) < self._taken(size_bytes)
             return None
         assert region.offset % ALIGNMENT_BYTES == 0
-        assert len(region.view) == region.size_bytes == size_bytes
+        assert len(region.view) == region.num_bytes == size_bytes
         self.num_made += 1
         region.view[:] = bytes([self.num_made % 256]) * size_bytes
         self.held[region.offset] = (region, self.num_made % 256)
@@ -41,16 +41,16 @@ class ArenaMachine(RuleBasedStateMachine):
     def free(self, region: ArenaRegion | None) -> None:
         if region is not None:
             del self.held[region.offset]
-            self.arena.free(region)
+            region.release()
 
     @invariant()
     def nothing_overlaps(self) -> None:
         for region, pattern in self.held.values():
-            assert bytes(region.view) == bytes([pattern]) * region.size_bytes
+            assert bytes(region.view) == bytes([pattern]) * region.num_bytes
 
     @invariant()
     def what_is_used_is_counted(self) -> None:
-        taken = sum(self._taken(region.size_bytes) for region, _ in self.held.values())
+        taken = sum(self._taken(region.num_bytes) for region, _ in self.held.values())
         assert self.arena.used_bytes == taken
 
     @invariant()
@@ -60,14 +60,14 @@ class ArenaMachine(RuleBasedStateMachine):
         if size_bytes:
             region = self.arena.allocate(size_bytes)
             assert region is not None
-            self.arena.free(region)
+            region.release()
 
     def _gaps(self) -> list[int]:
         """Sizes of the free stretches, worked out from what is held."""
         gaps, end = [0], 0
         for offset in sorted(self.held):
             gaps.append(offset - end)
-            end = offset + self._taken(self.held[offset][0].size_bytes)
+            end = offset + self._taken(self.held[offset][0].num_bytes)
         return [*gaps, SIZE_BYTES - end]
 
     @staticmethod
@@ -99,7 +99,7 @@ def test_a_closed_arena_holds_no_memory_though_somebody_holds_a_view() -> None:
     arena = ArenaAllocator(1 << 20)
     region = arena.allocate(1 << 20)
     assert region is not None
-    region.view[:] = b"x" * region.size_bytes
+    region.view[:] = b"x" * region.num_bytes
     path = f"/proc/self/fd/{os.dup(arena.fd)}"
     assert os.stat(path).st_blocks
     arena.close()

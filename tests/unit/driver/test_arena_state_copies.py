@@ -50,7 +50,7 @@ async def test_a_large_copy_is_served_from_a_file_and_removed_once(
     await wait_until(lambda: len(bench.compute.jobs) == 2)
     (output,) = bench.compute.jobs[1][2]
     reference = output.reference()
-    assert reference["num_bytes"] == output.size_bytes == 100
+    assert reference["num_bytes"] == output.num_bytes == 100
     (folder / str(reference["path"])).write_bytes(bytes(range(100)))
 
     def serve(event: ev.Event) -> list[Effect]:

@@ -126,7 +126,7 @@ def test_two_members_that_nobody_can_dial_talk_by_way_of_a_host_in_between() -> 
         ann, amy, bob = nodes[ANN], nodes[AMY], nodes[BOB]
         amy.client.set_address(ANN, amy.dialer.address_of(ANN))
         data = secrets.token_bytes(3 << 20)
-        amy.client.send_tensor(ANN, TERM, ACTIVATION, memoryview(data), None)
+        amy.client.send_tensor(ANN, TERM, ACTIVATION, memoryview(data), 1)
         await wait_until(lambda: ann.host.arrived, timeout_s=20.0)
         assert ann.host.arrived == [(AMY, ACTIVATION, data)]
         assert amy.dialer.goes_round(ANN)
@@ -149,7 +149,7 @@ def test_caps_hold_for_what_is_passed_on(capped: str) -> None:
             amy.hosts = [(slow.id, slow.address)]
             amy.client.set_address(ANN, amy.dialer.address_of(ANN))
             begin_s, data = asyncio.get_running_loop().time(), bytes(2 << 20)
-            amy.client.send_tensor(ANN, TERM, ACTIVATION, memoryview(data), None)
+            amy.client.send_tensor(ANN, TERM, ACTIVATION, memoryview(data), 1)
             await wait_until(lambda: ann.host.arrived, timeout_s=20.0)
             assert asyncio.get_running_loop().time() - begin_s > 0.4
         finally:

@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from decod.worker.arena_view import Arena, Region
+from decod.protocol.core.job_codec import Region
+from decod.worker.arena_view import Arena
 from decod.worker.device import PinnedPrefix, pinned_by_cuda
 
 MIB = 1 << 20
