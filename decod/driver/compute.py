@@ -23,7 +23,7 @@ from decod.data.block import Block
 from decod.driver.arena import ArenaAllocator, TensorRegion
 from decod.protocol.core import jobs
 from decod.protocol.core.durations import Patience
-from decod.protocol.core.job_codec import fields_of, kind_of, parsed
+from decod.protocol.core.job_codec import Request, kind_of, line_of, parsed
 from decod.protocol.core.jobs import AverageKind, BaseJob
 from decod.run.protocol_config import ProtocolConfig
 
@@ -212,14 +212,7 @@ class ComputeProcess:
             future.set_exception(ComputeDiedError(self.ended.result()))
             return future
         with self._watch.measure("serialize"):
-            request = {
-                "job": self._next_id,
-                "kind": kind_of(type(job)),
-                "fields": fields_of(job),
-                "inputs": [region.reference() for region in inputs],
-                "outputs": [region.reference() for region in outputs],
-            }
-            line = json.dumps(request, separators=(",", ":")).encode() + b"\n"
+            line = line_of(Request(job, inputs, outputs).message(self._next_id))
         if len(line) > self.REQUEST_SIZE_MAX_BYTES:
             future.set_exception(_too_long(job, len(line), self.REQUEST_SIZE_MAX_BYTES))
             return future

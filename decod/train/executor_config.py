@@ -5,7 +5,6 @@ sequences apart: no block of a format belongs to two of them. So a device finds 
 tensor on its way, and writes its own part of a result.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -56,11 +55,6 @@ class Rows:
                 torch.split(whole, [num_blocks * SCALE_BYTES, num_blocks * coding.code_bytes])
             )
         return [self.of(run_C.view(self.num_all, -1)).view(-1) for run_C in runs]
-
-
-def joined(pieces: Sequence[Tensor]) -> Tensor:
-    """Return some pieces as one tensor on its way; a single one itself."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
 
 
 def rows_of_devices(batch: BatchConfig, num_devices: int) -> list[Rows]:

@@ -23,7 +23,7 @@ from typing_extensions import override
 from decod.compression.plan import CompressionConfig, CompressionError, Method, Shape, StagePlans
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
-from decod.protocol.core.job_codec import runs
+from decod.protocol.core.job_codec import Request, runs
 from decod.protocol.core.jobs import Configure, Configured, Guide
 from decod.train.exchange import (
     Exchange,
@@ -34,9 +34,8 @@ from decod.train.exchange import (
 )
 from decod.train.layout import byte_view
 from decod.train.reduction import require_finite, square_sum
-from decod.worker.arena_view import Arena
 from decod.worker.configure import parse_dataclass, set_num_threads
-from decod.worker.runner import ExchangeRunner, Request, end_at_once, malformed, serve_inherited
+from decod.worker.runner import Runner, end_at_once, malformed, serve_inherited
 
 _WIDE = {"float32": torch.float32, "float64": torch.float64}
 
@@ -71,22 +70,8 @@ class _Configured:
         """The newest average, if it travels as factors."""
 
 
-class AverageRunner(ExchangeRunner):
-    """The runner of an averaging process's jobs.
-
-    Args:
-        arena: Memory of the inputs and outputs.
-    """
-
-    def __init__(self, arena: Arena) -> None:
-        super().__init__(arena)
-        self._configured: _Configured | None = None
-
-    @property
-    def _ready(self) -> _Configured:
-        if self._configured is None:
-            raise malformed("no configure came before")
-        return self._configured
+class AverageRunner(Runner[_Configured]):
+    """The runner of an averaging process's jobs."""
 
     @property
     @override

@@ -15,14 +15,14 @@ from typing import Any
 
 from decod.planner.deciding import decide
 from decod.process import LEAVE_SIGNALS
-from decod.protocol.core.job_codec import fields_of, parsed
+from decod.protocol.core.job_codec import Request, fields_of, line_of
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 
 
 def answer(message: dict[str, Any]) -> dict[str, Any]:
     """Return the reply to one job."""
     begin_s = time.perf_counter()
-    result = FlowsDecided(decide(parsed(DecideFlows, message["fields"]).unsettled))
+    result = FlowsDecided(decide(Request.parse(message, DecideFlows).job.unsettled))
     duration_s = time.perf_counter() - begin_s
     return {
         "job": message["job"],
@@ -37,8 +37,7 @@ def serve(connection: socket.socket) -> None:
     """Answer jobs until the node process closes the connection, or has ended."""
     with suppress(ConnectionError), connection.makefile("rb") as lines:
         for line in lines:
-            reply = json.dumps(answer(json.loads(line)), separators=(",", ":"))
-            connection.sendall(reply.encode() + b"\n")
+            connection.sendall(line_of(answer(json.loads(line))))
 
 
 def main(arguments: list[str] | None = None) -> None:

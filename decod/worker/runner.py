@@ -3,8 +3,8 @@
 A job is a message, one JSON object a line. The sender is our own node process, but a slip there
 must end in an error and not in a wrong tensor. Whoever derives from `Runner` has one method for
 each class of jobs, marked `@runs`. It takes a `Request`, and returns an object of the job's
-`result` class, or None for `Nothing`. `ExchangeRunner` has the jobs of all processes that take part
-in averages: parts and means in the arena.
+`result` class, or None for `Nothing`. All processes with a runner take part in averages: parts and
+means are in the arena.
 """
 
 import argparse
@@ -30,10 +30,11 @@ from decod.process import LEAVE_SIGNALS, keep_freed_memory
 from decod.protocol.core.job_codec import (
     FormError,
     Region,
+    Request,
     fields_of,
     kind_of,
+    line_of,
     methods_of,
-    parsed,
     runs,
 )
 from decod.protocol.core.jobs import BaseJob, DoNothing, Gather, Nothing, Reduce, Squared
@@ -42,10 +43,6 @@ from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.standing_out import standing_out
 from decod.worker.arena_view import Arena
 from decod.worker.memory import free_unused, ran_out
-
-JobT = TypeVar("JobT", bound=BaseJob, covariant=True)
-
-_ENVELOPE = frozenset({"job", "kind", "fields", "inputs", "outputs"})
 
 
 def malformed(what: str) -> TrainingError:
@@ -56,58 +53,6 @@ def malformed(what: str) -> TrainingError:
         fix="report it with both logs: this is an error in decod",
         code="E-INT-003",
     )
-
-
-class Request(Generic[JobT]):
-    """A job that is to be run.
-
-    Args:
-        job: What is to be done.
-        inputs: Where the tensors are that it reads.
-        outputs: Where those go that it writes.
-        message: As which it came. None: it is made from the job.
-    """
-
-    __slots__ = ("inputs", "job", "message", "outputs")
-
-    def __init__(
-        self,
-        job: JobT,
-        inputs: Sequence[Region] = (),
-        outputs: Sequence[Region] = (),
-        message: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.job = job
-        self.inputs = inputs
-        self.outputs = outputs
-        self.message = message or {"kind": kind_of(type(job)), "fields": fields_of(job)}
-
-    @classmethod
-    def parse(cls, message: Mapping[str, Any], job_class: type[JobT]) -> "Request[JobT]":
-        """Return the job of a message, checked.
-
-        Raises:
-            TrainingError: The message is malformed.
-        """
-        if not _ENVELOPE.issuperset(message):
-            raise malformed(f"a job with {', '.join(map(str, message))[:100]}")
-        try:
-            job = parsed(job_class, message.get("fields", {}))
-        except FormError as error:
-            raise malformed(str(error)) from error
-        return cls(job, _regions(message, "inputs"), _regions(message, "outputs"), message)
-
-    def expect(self, num_inputs: int | None, num_outputs: int) -> None:
-        """Refuse a job with another number of regions. None allows any number of inputs."""
-        if num_inputs not in (None, len(self.inputs)) or num_outputs != len(self.outputs):
-            raise malformed(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
-
-
-def _regions(message: Mapping[str, Any], name: str) -> list[Region]:
-    values = message.get(name, [])
-    if not isinstance(values, list):
-        raise malformed(f"{name} is no list")
-    return [Region.parse(value) for value in values]
 
 
 def error_reply(job_id: object, error: DecodError) -> dict[str, Any]:
@@ -126,7 +71,10 @@ _TIMED: tuple[Purpose, ...] = ("copy", "data", "backward")
 """Parts of a job's time that its reply names."""
 
 
-class Runner:
+ReadyT = TypeVar("ReadyT")
+
+
+class Runner(Generic[ReadyT]):
     """A runner of jobs.
 
     Args:
@@ -135,6 +83,8 @@ class Runner:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
+        self._configured: ReadyT | None = None
+        """What the jobs run on. None: no `Configure` came."""
         self._watch = Stopwatch()
         self._kind = ""
         """The kind of the job in hand, or of the last one."""
@@ -145,6 +95,13 @@ class Runner:
         self._kinds: dict[str, tuple[type[BaseJob], Callable[..., object]]] = {
             kind_of(each): (each, run) for each, run in methods_of(self).items()
         }
+
+    @property
+    def _ready(self) -> ReadyT:
+        """What the jobs run on."""
+        if self._configured is None:
+            raise malformed("no configure came before")
+        return self._configured
 
     @runs(DoNothing)
     def _do_nothing(self, _: Request[DoNothing]) -> None: ...
@@ -168,6 +125,8 @@ class Runner:
             self._await_results()
             copy_s = self._watch.seconds["copy"] - before["copy"]
             seconds = self._busy_s(perf_counter() - start_s, copy_s)
+        except FormError as error:
+            return error_reply(job_id, malformed(str(error)))
         except DecodError as error:
             return error_reply(job_id, error)
         except (RuntimeError, MemoryError) as error:
@@ -210,19 +169,7 @@ class Runner:
                 departure.wait()
         self._departures.clear()
 
-
-def _out_of_memory(kind: str, error: Exception) -> HardwareError:
-    reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
-    return HardwareError(
-        f"out of memory in a {kind} job",
-        why=reason,
-        fix="lower this node's --capacity, use --recompute on, or lower batch.microbatch_size",
-        code=OUT_OF_MEMORY,
-    )
-
-
-class ExchangeRunner(Runner):
-    """A runner of jobs that takes part in averages."""
+    # Averages
 
     @property
     def _num_phases(self) -> int:
@@ -315,13 +262,23 @@ class ExchangeRunner(Runner):
         return found
 
 
+def _out_of_memory(kind: str, error: Exception) -> HardwareError:
+    reason = next((line for line in str(error).splitlines() if line), type(error).__name__)
+    return HardwareError(
+        f"out of memory in a {kind} job",
+        why=reason,
+        fix="lower this node's --capacity, use --recompute on, or lower batch.microbatch_size",
+        code=OUT_OF_MEMORY,
+    )
+
+
 _LINE_SIZE_MAX_BYTES = 8 << 20
 """The limit that the node process has too, in `decod.driver.compute`."""
 
 logger = logging.getLogger("decod.worker")
 
 
-def serve(connection: socket.socket, runner: Runner) -> int:
+def serve(connection: socket.socket, runner: Runner[Any]) -> int:
     """Answer jobs in the order in which they come; return the process's exit code.
 
     An unexpected exception is answered too, and then ends the process: its state may be half
@@ -366,9 +323,8 @@ class _Answers:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message. Raises `OSError` if nobody listens any more."""
-        line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         with self._lock:
-            self._connection.sendall(line)
+            self._connection.sendall(line_of(message))
 
     def end(self, reason: str) -> None:
         """Say why this process ends, and end it. From any thread."""
@@ -410,7 +366,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 def serve_inherited(
-    name: str, make_runner: Callable[[Arena], Runner], arguments: Sequence[str] | None = None
+    name: str, make_runner: Callable[[Arena], Runner[Any]], arguments: Sequence[str] | None = None
 ) -> int:
     """Serve jobs on the socket and arena that the node process has passed on.
 

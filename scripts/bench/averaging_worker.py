@@ -15,10 +15,9 @@ from typing_extensions import override
 import decod.worker.__main__ as program
 from bench.averaging import seed_of
 from bench.averaging_jobs import Check, Checked, Fill
-from decod.protocol.core.job_codec import runs
+from decod.protocol.core.job_codec import Request, runs
 from decod.protocol.core.jobs import Propose, Proposed
 from decod.worker.job_methods import JobRunner
-from decod.worker.runner import Request
 
 
 class AveragingRunner(JobRunner):

@@ -74,7 +74,7 @@ class Relay:
     @property
     def executor(self) -> StageExecutor:
         """The stage itself."""
-        found = self.runner._executor
+        found = self.runner._configured
         assert found is not None
         return found
 

@@ -1,6 +1,6 @@
 """A job and its result on their way to another process of this host and back: by their fields.
 
-The tensors of a job lie where both processes reach them. A `Region` names such a place.
+A `Request` is a job with the places of its tensors, which lie where both processes reach them.
 
 The types of a dataclass say all that there is to check, with limits as `decod.limits` has them. A
 field that is missing, unknown or of another type is refused, as are negative whole numbers: all are
@@ -15,12 +15,13 @@ our own, but a slip there must end in an error and not in a wrong tensor.
     Any, dict                as it is, unchecked
 """
 
+import json
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from decod.errors import ShapeError
 from decod.limits import Allowed
@@ -34,6 +35,10 @@ def misplaced(what: str) -> ShapeError:
         fix="report it with both logs: this is an error in decod",
         code="E-TRN-008",
     )
+
+
+class FormError(ValueError):
+    """A value is not what its type says. The text says which, and is short."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,6 +70,66 @@ class Region:
             ):
                 return cls(value["offset"], value["num_bytes"], path)
         raise misplaced(f"a region is given as {str(value)[:100]}")
+
+
+JobT = TypeVar("JobT", covariant=True)
+
+_MEMBERS = frozenset({"job", "kind", "fields", "inputs", "outputs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[JobT]):
+    """A job that another process is to run."""
+
+    job: JobT
+    inputs: Sequence[Region] = ()
+    """Where the tensors are that it reads."""
+    outputs: Sequence[Region] = ()
+    """Where those go that it writes."""
+
+    def message(self, number: int) -> dict[str, Any]:
+        """Return the form in which it travels, with a number that its reply repeats."""
+        return {
+            "job": number,
+            "kind": kind_of(type(self.job)),
+            "fields": fields_of(self.job),
+            "inputs": [region.reference() for region in self.inputs],
+            "outputs": [region.reference() for region in self.outputs],
+        }
+
+    @classmethod
+    def parse(cls, message: Mapping[str, Any], job_class: type[JobT]) -> "Request[JobT]":
+        """Return the job of a message, checked.
+
+        Raises:
+            FormError: The message is malformed.
+            ShapeError: So is a region in it.
+        """
+        if not _MEMBERS.issuperset(message):
+            raise FormError(f"a job with {', '.join(map(str, message))[:100]}")
+        job = parsed(job_class, message.get("fields", {}))
+        return cls(job, _regions(message, "inputs"), _regions(message, "outputs"))
+
+    def expect(self, num_inputs: int | None, num_outputs: int) -> None:
+        """Refuse a job with another number of regions. None allows any number of inputs.
+
+        Raises:
+            FormError: It has another number.
+        """
+        if num_inputs not in (None, len(self.inputs)) or num_outputs != len(self.outputs):
+            raise FormError(f"{len(self.inputs)} inputs and {len(self.outputs)} outputs")
+
+
+def _regions(message: Mapping[str, Any], name: str) -> list[Region]:
+    values = message.get(name, [])
+    if not isinstance(values, list):
+        raise FormError(f"{name} is no list")
+    return [Region.parse(value) for value in values]
+
+
+def line_of(message: Mapping[str, Any]) -> bytes:
+    """Return a request or a reply as it goes over a socket: JSON, in one line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -99,10 +164,6 @@ _T = TypeVar("_T")
 _Read = Callable[[Any], Any]
 _Write = Callable[[Any], Any] | None
 """None: JSON knows the type."""
-
-
-class FormError(ValueError):
-    """A value is not what its type says. The text says which, and is short."""
 
 
 @dataclass(frozen=True, slots=True)

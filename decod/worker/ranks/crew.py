@@ -26,7 +26,7 @@ from torch import Tensor
 from decod.data.block import Block, BlockError
 from decod.errors import DataError, DecodError, HardwareError
 from decod.memory_files import new_memory_file, remove_orphans
-from decod.protocol.core.job_codec import parsed
+from decod.protocol.core.job_codec import Request, line_of, parsed
 from decod.protocol.core.jobs import BaseJob, Build, Configure, Reset
 from decod.texts import why_of
 from decod.worker.memory import ran_out
@@ -42,7 +42,6 @@ from decod.worker.ranks.group import (
     leave_group,
     spread,
 )
-from decod.worker.runner import Request
 
 if TYPE_CHECKING:
     from decod.train.weight_shards import Shards
@@ -231,10 +230,10 @@ class Crew:
             self._send(rank, request)
 
     def _send(self, rank: _Rank, request: Request[BaseJob]) -> None:
-        line = json.dumps({**request.message, "job": self._num_jobs}, separators=(",", ":"))
+        line = line_of(request.message(self._num_jobs))
         self._num_jobs += 1
         try:
-            rank.socket.sendall(line.encode() + b"\n")
+            rank.socket.sendall(line)
         except OSError as error:
             raise self._gone() from error
 

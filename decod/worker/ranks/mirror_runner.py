@@ -5,7 +5,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from decod.protocol.core.job_codec import runs
+from decod.protocol.core.job_codec import Request, runs
 from decod.protocol.core.jobs import (
     Build,
     Built,
@@ -16,9 +16,8 @@ from decod.protocol.core.jobs import (
     Reset,
 )
 from decod.train.ranks import Mirror
-from decod.worker.arena_view import Arena
 from decod.worker.configure import make_mirror
-from decod.worker.pass_runner import PassRunner
+from decod.worker.job_methods import PassRunner
 from decod.worker.ranks.group import (
     AddUp,
     Collective,
@@ -33,24 +32,10 @@ from decod.worker.ranks.group import (
     join_group,
     spread,
 )
-from decod.worker.runner import Request, malformed
 
 
-class MirrorRunner(PassRunner):
-    """The runner of jobs that rank 0 passes on.
-
-    Args:
-        arena: Memory of the inputs and outputs.
-    """
-
-    def __init__(self, arena: Arena) -> None:
-        super().__init__(arena)
-        self._mirror: Mirror | None = None
-
-    @property
-    @override
-    def _computing(self) -> Mirror | None:
-        return self._mirror
+class MirrorRunner(PassRunner[Mirror]):
+    """The runner of jobs that rank 0 passes on."""
 
     @property
     @override
@@ -58,17 +43,11 @@ class MirrorRunner(PassRunner):
         collective = issubclass(self._kinds[self._kind][0], Collective)
         return collective or super()._ends_with_others
 
-    @property
-    def _ready(self) -> Mirror:
-        if self._mirror is None:
-            raise malformed("no configure came before")
-        return self._mirror
-
     @runs(Configure)
     def _configure(self, request: Request[Configure]) -> Configured:
         settings = request.job.settings
         device, facts = self._use_device(settings)
-        self._mirror = make_mirror(settings, device, self._watch)
+        self._configured = make_mirror(settings, device, self._watch)
         return Configured({**facts, "pid": os.getpid()})
 
     @runs(JoinRanks)

@@ -83,7 +83,7 @@ class Stage:
     def executor_here(self) -> StageExecutor:
         """Rank 0's."""
         assert isinstance(self.node, Here)
-        executor = self.node.runner._executor
+        executor = self.node.runner._configured
         assert executor is not None
         return executor
 

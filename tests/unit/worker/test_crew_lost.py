@@ -16,7 +16,7 @@ from torch import Tensor
 
 from decod.protocol.core.jobs import Backward, BaseJob, Build, Forward, Square
 from decod.train.ranks import Mirror
-from decod.worker import pass_runner
+from decod.worker import job_methods
 from decod.worker.arena_view import Arena
 from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
@@ -91,7 +91,7 @@ def test_a_rank_without_memory_for_a_collective_ends(
     monkeypatch.setattr(mirror_runner, call, run_out)
     runner = MirrorRunner(cast("Arena", None))
     held = SimpleNamespace(shards=None, weights=torch.empty(0), gradients=torch.empty(0))
-    runner._mirror = cast("Mirror", held)
+    runner._configured = cast("Mirror", held)
     with pytest.raises(torch.OutOfMemoryError):
         runner.run({"job": 0, "kind": kind, "inputs": [], "outputs": []})
 
@@ -140,7 +140,7 @@ def test_free_memory_is_measured_once_the_collectives_have_theirs(
 
     monkeypatch.setattr(crew, "join_group", joined)
     monkeypatch.setattr(crew.Crew, "call", called)
-    monkeypatch.setattr(pass_runner, "free_bytes", here)
+    monkeypatch.setattr(job_methods, "free_bytes", here)
     with closing(Here()) as node:
         facts = node.configure(CONFIGURE)
     assert happened == ["joined", "other", "first"]
