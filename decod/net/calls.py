@@ -25,6 +25,7 @@ from decod.membership.certificates import Caller, Purpose
 from decod.net import channel
 from decod.net.door import Context, Door, caller_in, host_of, proven_id
 from decod.net.net_limits import Limits
+from decod.net.stream import next_message
 from decod.wire import validate
 
 _log = logging.getLogger(__name__)
@@ -211,9 +212,3 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         self._door.note("rpc.failed", context, f"error id {error_id}")
         _log.error("rpc.failed error id %d", error_id, exc_info=error)
         return grpc.StatusCode.INTERNAL, f"E-INT-001 {error_id}"
-
-
-async def next_message(context: Context) -> bytes | None:
-    """Return the next message of a client's stream, or None at its end."""
-    message: object = await context.read()
-    return message if isinstance(message, bytes) else None

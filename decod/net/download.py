@@ -32,6 +32,7 @@ from decod.net.channel import failed_call
 from decod.net.donor import StateRequest
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.rate_caps import UNLIMITED, Lane, Pace
+from decod.net.stream import frame_data
 from decod.tasks import to_its_end
 from decod.texts import clip, why_of
 from decod.train.checkpoint.description import (
@@ -46,7 +47,6 @@ from decod.train.checkpoint.description import (
 )
 from decod.train.checkpoint.entries import StateBytes
 from decod.wire import codec, validate
-from decod.wire.frame import frame_data
 from decod.wire.v1 import state_pb2
 
 # The chunks of one state: which have arrived, which are missing, and which donor fetches what.

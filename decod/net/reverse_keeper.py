@@ -26,12 +26,12 @@ import grpc.aio
 from decod.errors import MalformedMessageError
 from decod.ids import NodeId
 from decod.net import channel
-from decod.net.calls import Calls, RefusedCallError, next_message
+from decod.net.calls import Calls, RefusedCallError
 from decod.net.door import Context, caller_in
 from decod.net.net_limits import Limits
 from decod.net.rate_caps import Lane, Paces
+from decod.net.stream import data_frame, frame_data, next_message
 from decod.wire import codec, validate
-from decod.wire.frame import data_frame, frame_data
 from decod.wire.v1 import reverse_pb2
 
 # Pipes of bytes, over a socket or a call, and their splicing.

@@ -39,7 +39,7 @@ from decod.net import channel
 from decod.net.address import join_address
 from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.block_transfer import BlockGiver, BlockReader
-from decod.net.calls import Calls, Who, next_message
+from decod.net.calls import Calls, Who
 from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.door import Context, Door, caller_in, host_of, ip_of, require_caller
 from decod.net.enrolment import EnrollmentGiver, RegisterKeeper
@@ -47,7 +47,13 @@ from decod.net.net_limits import LIMITS, Counters, Limits
 from decod.net.rate_caps import Lane, Pace, Paces
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.net.storing import PartWriter
-from decod.net.stream import BrokenTensors, IncomingRegion, IncomingTensor
+from decod.net.stream import (
+    BrokenTensors,
+    IncomingRegion,
+    IncomingTensor,
+    next_message,
+    split_head,
+)
 from decod.net.transmission import lane_of
 from decod.protocol.core.messages import (
     BackwardGradient,
@@ -63,7 +69,6 @@ from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.wire import codec, validate
 from decod.wire.codec import Decoded, Header, envelopes_of, read_envelope, read_header
-from decod.wire.frame import split_head
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 
 # --- turns on the event loop ---------------------------------------------------------------------

@@ -20,7 +20,7 @@ from decod.net import channel
 from decod.net.channel import is_gone, reason_of
 from decod.net.net_limits import Limits
 from decod.net.rate_caps import Lane, Pace
-from decod.net.stream import crc32_of, frames_of
+from decod.net.stream import crc32_of, data_frame, frames_of
 from decod.protocol.core.events import Fault
 from decod.protocol.core.messages import (
     BackwardGradient,
@@ -32,7 +32,6 @@ from decod.protocol.core.messages import (
 )
 from decod.protocol.core.messages.scopes import Way
 from decod.wire import codec
-from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, tensor_pb2
 
 # --- shares of a link ----------------------------------------------------------------------------

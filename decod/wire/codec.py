@@ -29,9 +29,8 @@ from decod.protocol.core import messages as m
 from decod.protocol.core.messages.scopes import Way
 from decod.wire import validate
 from decod.wire.carriers import Carrier, carrier_of
-from decod.wire.frame import read_varint
 from decod.wire.message_schema import BODIES
-from decod.wire.scan import scan, shape_of
+from decod.wire.scan import read_varint, scan, shape_of
 from decod.wire.v1 import control_pb2, tensor_pb2
 from decod.wire.v1 import control_pb2 as pb
 

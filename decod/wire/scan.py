@@ -16,8 +16,36 @@ from google.protobuf.descriptor import FieldDescriptor
 
 from decod.errors import MalformedMessageError
 from decod.limits import ENTRIES_MAX
-from decod.wire.frame import read_varint
+from decod.wire import validate
 from decod.wire.message_schema import Part, Struct
+
+_SIZE_MAX_BYTES = 10
+
+
+def read_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
+    """Return the number that begins at `position`, and the position after it.
+
+    Raises:
+        MalformedMessageError: No whole number begins there.
+    """
+    piece = data[position : position + _SIZE_MAX_BYTES]
+    number = 0
+    for index, byte in enumerate(piece):
+        number |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return number, position + index + 1
+    raise validate.malformed("a number", bytes(piece), allowed="whole")
+
+
+def write_varint(number: int) -> bytes:
+    """Return a number as a varint. `number` must not be negative."""
+    written = bytearray()
+    while number >= 0x80:
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
 
 _UNKNOWN_MAX = 16
 """Most unknown fields in one message. A later version may add fields."""

@@ -22,10 +22,10 @@ from decod.membership.certificates import MEMBER_NAME
 from decod.membership.papers import Membership, keep_papers, membership_folder
 from decod.net import channel
 from decod.net.net_limits import LIMITS
+from decod.net.stream import data_frame
 from decod.protocol.core import messages as m
 from decod.texts import from_base32
 from decod.wire import codec
-from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, state_pb2, tensor_pb2
 from tests.support.cluster import child_environment
 from tests.support.members import host_key

@@ -19,10 +19,9 @@ from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.net_limits import LIMITS
 from decod.net.server import DataServices, PeerServer
-from decod.net.stream import IncomingRegion
+from decod.net.stream import IncomingRegion, data_frame
 from decod.protocol.core import messages as m
 from decod.wire import codec
-from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
 from tests.support.hostile import resident_bytes
 from tests.support.members import registrar_of

@@ -15,11 +15,12 @@ from decod.ids import AveragingId, FlowId, Iteration, NodeId, RunId
 from decod.net import channel
 from decod.net.dht_datagram import GREETING_SIZE_BYTES, run_tag
 from decod.net.net_limits import LIMITS, MIB
+from decod.net.stream import data_frame
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import routing_messages as routing
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.wire import codec
-from decod.wire.frame import data_frame, write_varint
+from decod.wire.scan import write_varint
 from decod.wire.v1 import control_pb2, enroll_pb2, membership_pb2, state_pb2, tensor_pb2
 from tests.support.messages import control_messages
 

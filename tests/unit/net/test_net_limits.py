@@ -23,10 +23,10 @@ from decod.net.address import Address
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.door import shut_down
 from decod.net.net_limits import KIB, LIMITS, LINES_PER_MINUTE_MAX, MIB, Limits
+from decod.net.stream import data_frame
 from decod.protocol.core import messages as m
 from decod.run.protocol_config import ProtocolConfig
 from decod.wire import codec
-from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2
 from tests.support.flooding import KINDS, flood
 from tests.support.members import volunteer

@@ -21,8 +21,8 @@ from decod.net.reverse_dialer import ReverseDialer
 from decod.net.reverse_holder import ReverseHolder, source_of
 from decod.net.reverse_keeper import PIECE_MAX_BYTES, ReverseKeeper
 from decod.net.server import PeerServer
+from decod.net.stream import data_frame
 from decod.protocol.core import messages as m
-from decod.wire.frame import data_frame
 from decod.wire.v1 import reverse_pb2
 from tests.support.members import data_node, volunteer
 from tests.support.peers import ACTIVATION, RUN, Host, open_to

@@ -17,10 +17,10 @@ from decod.net import channel
 from decod.net.ask import Found, HelloInfo, HelloRequest, ask_status, hello
 from decod.net.net_limits import Limits
 from decod.net.server import PeerServer
+from decod.net.stream import data_frame
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.scopes import Way
 from decod.wire import codec
-from decod.wire.frame import data_frame
 from decod.wire.v1 import control_pb2, enroll_pb2, tensor_pb2
 from tests.support.messages import control_messages
 from tests.support.peers import (

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.errors import MalformedMessageError
-from decod.wire.frame import data_frame, frame_data, split_head
+from decod.net.stream import data_frame, frame_data, split_head
 from decod.wire.v1.state_pb2 import FetchResponse
 from decod.wire.v1.tensor_pb2 import PushRequest, TensorHeader
 
