@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from enum import Enum
 
 from decod.net.net_limits import KIB, LIMITS, Limits
+from decod.protocol.core.messages import (
+    BackwardGradient,
+    ForwardActivation,
+    LinkProbe,
+    Message,
+    StageActivation,
+    StageGradient,
+)
 
 _OVERHEAD = 1.04
 """Bytes on the wire for each byte of a tensor: headers of IP and TCP in packets of 1,500 bytes."""
@@ -32,6 +40,15 @@ class Lane(Enum):
     AVERAGES = "averages"
     STATES = "states"
     """And blocks of data."""
+
+
+_URGENT = (ForwardActivation, BackwardGradient, StageActivation, StageGradient, LinkProbe)
+"""Messages whose tensors a pipeline waits for."""
+
+
+def lane_of(message: Message) -> Lane:
+    """Return where a message's tensor waits if the rate is capped."""
+    return Lane.ACTIVATIONS if isinstance(message, _URGENT) else Lane.AVERAGES
 
 
 class Pace:
@@ -125,3 +142,40 @@ class Paces:
 
     upload: Pace = UNLIMITED
     download: Pace = UNLIMITED
+
+
+# --- shares of a link ----------------------------------------------------------------------------
+# The share of a link that each of several overlapping transfers gets.
+#
+# With it, the rate of each transfer can be computed as if it had had the link to itself.
+
+
+@dataclass(slots=True)
+class LinkShare:
+    """A clock that runs at 1/n of real time while n transfers are on their way to one peer.
+
+    Between a transfer's start and end, the clock advances by the time that the transfer would have
+    taken alone. This assumes that overlapping transfers get equal parts of the link.
+    """
+
+    num: int = 0
+    """Transfers on their way."""
+    _shown_s: float = 0.0
+    _looked_s: float = 0.0
+
+    def enter(self, now_s: float) -> float:
+        """Begin a transfer; return the clock's time, to be passed to `leave`."""
+        self._advance(now_s)
+        self.num += 1
+        return self._shown_s
+
+    def leave(self, now_s: float, entered_s: float) -> float:
+        """End a transfer; return the time that it would have taken alone, in seconds."""
+        self._advance(now_s)
+        self.num -= 1
+        return self._shown_s - entered_s
+
+    def _advance(self, now_s: float) -> None:
+        if self.num:
+            self._shown_s += (now_s - self._looked_s) / self.num
+        self._looked_s = now_s

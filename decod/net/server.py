@@ -44,7 +44,7 @@ from decod.net.donor import StateBlob, StateDonor, StateRequest
 from decod.net.door import Context, Door, caller_in, host_of, ip_of, require_caller
 from decod.net.enrolment import EnrollmentGiver, RegisterKeeper
 from decod.net.net_limits import LIMITS, Counters, Limits
-from decod.net.rate_caps import Lane, Pace, Paces
+from decod.net.rate_caps import Lane, Pace, Paces, lane_of
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.net.storing import PartWriter
 from decod.net.stream import (
@@ -54,7 +54,6 @@ from decod.net.stream import (
     next_message,
     split_head,
 )
-from decod.net.transmission import lane_of
 from decod.protocol.core.messages import (
     BackwardGradient,
     ForwardActivation,

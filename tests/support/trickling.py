@@ -21,8 +21,8 @@ _BYTE_INTERVAL_S = 1.0
 
 def _trickle(flag: Path) -> None:
     from decod.net import channel
+    from decod.net.client import Transmission
     from decod.net.stream import frames_of
-    from decod.net.transmission import Transmission
 
     whole, path = Transmission._push_whole, "/decod.wire.v1.TensorService/Push"
 

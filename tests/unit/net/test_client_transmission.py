@@ -13,9 +13,8 @@ from decod.driver.event_loop import run_loop
 from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.net_limits import MIB, Limits
-from decod.net.rate_caps import Lane, Pace
+from decod.net.rate_caps import Lane, LinkShare, Pace
 from decod.net.stream import data_frame
-from decod.net.transmission import LinkShare
 from decod.wire.v1 import tensor_pb2
 from tests.support.peers import ACTIVATION, ALICE, BOB, MEMBERS, OURS, RUN, Pair, header, with_pair
 from tests.support.proxy import Ends, Proxy
