@@ -20,16 +20,14 @@ from decod.driver.compute import (
     PlanningProcess,
     Reply,
 )
-from decod.driver.machine_driver import STOPPED, MachineDriver
-from decod.ids import NodeId, TensorId
+from decod.driver.machine_driver import STOPPED, MachineDriver, MessageTransport
+from decod.ids import NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
 from decod.protocol.core.context import Promise
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import Event
-from decod.protocol.core.messages import Message
-from decod.protocol.core.messages.scopes import Way
 from decod.protocol.core.view import Member
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.protocol.node_machine import NodeMachine
@@ -185,22 +183,8 @@ class ProbeResult(Protocol):
         """Bandwidth towards the peer."""
 
 
-class Transport(Protocol):
-    """The way by which messages and tensors leave this host."""
-
-    def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
-        """Queue a control message."""
-
-    def send_tensor(
-        self,
-        to: NodeId,
-        term: int,
-        message: Message,
-        data: memoryview,
-        tensor: TensorId,
-        way: Way | None = None,
-    ) -> None:
-        """Queue a bulk message with its tensor. `TensorSent` or `SendFailed` comes back."""
+class Transport(MessageTransport, Protocol):
+    """The network as a node's driver sees it."""
 
     def use_members(self, members: tuple[Member, ...]) -> None:
         """Dial these members from now on, and forget all others."""
@@ -239,7 +223,7 @@ class DriverPorts:
     """Called with what the core wants of the list of bans."""
 
 
-class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
+class NodeDriver(MachineDriver[ev.Event, fx.Effect, Transport]):
     """One node: its machine, its compute process, its transport.
 
     Args:
@@ -258,7 +242,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         sizes: Sizes,
         ports: DriverPorts,
     ) -> None:
-        super().__init__(machine, compute, arena, sizes)
+        super().__init__(machine, compute, arena, sizes, ports.transport)
         self.facts = NodeFacts(machine)
         self._on_note = ports.on_note
         self._on_run_complete = ports.on_run_complete
@@ -268,7 +252,6 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         self.transfer: Transfer | None = None
         """Progress of the state that is being fetched; None if there is none."""
         self.disk = ports.disk
-        self._transport = ports.transport
         self._planning = ports.planning
         self._copies = ports.copies
         self._start_s = self._clock()
@@ -280,19 +263,14 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
         await super().close()
         self._requests.close()
 
+    @property
+    @override
+    def _term(self) -> int:
+        return self.facts.view.term
+
     @override
     def _perform(self, effect: fx.Effect) -> None:  # noqa: C901 - one line an effect.
-        transport = self._transport
-        term = self.facts.view.term
         match effect:
-            case fx.Send(to, message, way):
-                transport.send(to, term, message, way)
-            case fx.SendTensor(to, message, tensor, way):
-                transport.send_tensor(to, term, message, self._bytes_of(tensor), tensor, way)
-            case fx.StartJob():
-                self._start_job(effect)
-            case fx.FreeTensor(tensor):
-                self._free(tensor)
             case fx.FetchState():
                 self._tasks.start(self._fetch(effect))
             case fx.ServeState():
@@ -304,11 +282,11 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
             case fx.RefuseState(request_id, reason):
                 self._requests.answer(request_id, reason)
             case fx.ProbeLink(to, size_bytes):
-                self._tasks.start(self._probe(to, term, size_bytes))
+                self._tasks.start(self._probe(to, self._term, size_bytes))
             case fx.PersistVote(term, candidate):
                 self._tasks.start(self._persist(Promise(term, candidate)))
             case fx.UseMembers(members):
-                transport.use_members(members)
+                self._transport.use_members(members)
             case fx.UseBans() | fx.ContestBans() | fx.BanLiar():
                 self._on_bans(effect)
             case fx.Note():
@@ -317,8 +295,8 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect]):
                 self._on_work(effect)
             case fx.CompleteRun(iteration):
                 self._on_run_complete(iteration)
-            case fx.Stop():
-                self._stop(effect)
+            case _:
+                super()._perform(effect)
 
     async def _persist(self, promise: Promise) -> None:
         """Write a vote to disk. If that fails, the machine is not told, and so does not vote."""

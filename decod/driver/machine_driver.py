@@ -23,9 +23,11 @@ from decod.driver.arena import (
 from decod.driver.compute import Compute, JobError, JobTaker, Reply
 from decod.driver.event_loop import RunningLoop
 from decod.errors import OUT_OF_MEMORY
-from decod.ids import JobId, TensorId
+from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.scopes import Way
 from decod.tasks import TaskSet
 
 NO_JOB = JobId(0)
@@ -54,14 +56,36 @@ class SteppedMachine(Protocol[EventT, EffectT]):
         """Take an event; return what is to be done, in order."""
 
 
-class MachineDriver(Generic[MachineEventT, MachineEffectT]):
-    """A core, its compute process, and the tensors of both. Subclasses perform the effects.
+class MessageTransport(Protocol):
+    """The way by which messages and tensors leave this host."""
+
+    def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
+        """Queue a control message."""
+
+    def send_tensor(
+        self,
+        to: NodeId,
+        term: int,
+        message: Message,
+        data: memoryview,
+        tensor: TensorId,
+        way: Way | None = None,
+    ) -> None:
+        """Queue a bulk message with its tensor. `TensorSent` or `SendFailed` comes back."""
+
+
+TransportT = TypeVar("TransportT", bound=MessageTransport)
+
+
+class MachineDriver(Generic[MachineEventT, MachineEffectT, TransportT]):
+    """A core, its compute process, and the tensors of both. Subclasses perform other effects.
 
     Args:
         machine: The core. Its events include those that this driver posts.
         compute: Runs the jobs.
         arena: Holds the tensors.
         sizes: Sizes of the jobs' outputs.
+        transport: Takes messages and tensors to other nodes.
     """
 
     def __init__(
@@ -70,8 +94,10 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         compute: Compute,
         arena: ArenaAllocator,
         sizes: Sizes,
+        transport: TransportT,
     ) -> None:
         self._machine = machine
+        self._transport = transport
         self._compute = compute
         self._arena = arena
         self._sizes = sizes
@@ -110,9 +136,26 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
         """The time that the compute process has worked, in seconds."""
         return self._compute_s
 
-    def _perform(self, effect: MachineEffectT) -> None:
-        """Do what the core wants."""
+    @property
+    def _term(self) -> int:
+        """The term of the core's view."""
         raise NotImplementedError
+
+    def _perform(self, effect: MachineEffectT) -> None:
+        """Do what the core wants, as far as all drivers do it alike."""
+        match effect:
+            case fx.Send(to, message, way):
+                self._transport.send(to, self._term, message, way)
+            case fx.SendTensor(to, message, tensor, way):
+                region = self._regions[tensor]
+                assert isinstance(region, ArenaRegion), "a state travels in chunks"
+                self._transport.send_tensor(to, self._term, message, region.view, tensor, way)
+            case fx.StartJob():
+                self._start_job(effect)
+            case fx.FreeTensor(tensor):
+                self._free(tensor)
+            case fx.Stop():
+                self._stop(effect)
 
     def _stop(self, effect: fx.Stop) -> None:
         if not self.stopped.done():
@@ -212,12 +255,6 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT]):
 
     def _free(self, tensor: TensorId) -> None:
         self._regions.pop(tensor).release()
-
-    def _bytes_of(self, tensor: TensorId) -> memoryview:
-        """Return the bytes of a tensor that is to be sent."""
-        region = self._regions[tensor]
-        assert isinstance(region, ArenaRegion), "a state travels in chunks"
-        return region.view
 
     def tensor_arrived(
         self, received: ev.Received, region: ArenaRegion, digest: bytes = b""

@@ -10,13 +10,12 @@ from typing_extensions import override
 
 from decod.driver.arena import ArenaAllocator, ArenaRegion, Sizes, TensorRegion
 from decod.driver.compute import Compute
-from decod.driver.machine_driver import STOPPED, MachineDriver
+from decod.driver.machine_driver import STOPPED, MachineDriver, MessageTransport
 from decod.ids import NodeId, TensorId
 from decod.protocol.collaboration import loop as lp
 from decod.protocol.collaboration.peer import PeerMachine
 from decod.protocol.core import effects as fx
 from decod.protocol.core.jobs import Guide
-from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.round_messages import Height
 from decod.texts import clip
 from decod.train.checkpoint.description import parse_description
@@ -25,16 +24,8 @@ _GUIDE = "guide"
 """Name of the tensor of a state that holds the newest average."""
 
 
-class PeerTransport(Protocol):
-    """The way by which messages and tensors leave this host."""
-
-    def send(self, to: NodeId, term: int, message: Message) -> None:
-        """Queue a control message."""
-
-    def send_tensor(
-        self, to: NodeId, term: int, message: Message, data: memoryview, tensor: TensorId
-    ) -> None:
-        """Queue a bulk message with its tensor. `TensorSent` or `SendFailed` comes back."""
+class PeerTransport(MessageTransport, Protocol):
+    """The network as a peer's driver sees it."""
 
     def use_addresses(self, addresses: Mapping[NodeId, str]) -> None:
         """Dial these peers from now on."""
@@ -65,7 +56,7 @@ class PeerPorts:
     on_note: Callable[[fx.Note], None]
 
 
-class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
+class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect, PeerTransport]):
     """One peer: its machine, its averaging process, its transport and its training loop.
 
     Args:
@@ -84,7 +75,7 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
         sizes: Sizes,
         ports: PeerPorts,
     ) -> None:
-        super().__init__(machine, compute, arena, sizes)
+        super().__init__(machine, compute, arena, sizes, ports.transport)
         self.peer = machine
         self._ports = ports
         self._copies: dict[int, tuple[int, asyncio.Future[StateCopy | str]]] = {}
@@ -112,20 +103,15 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
         if self._loading is not None:
             self._loading[1].release()
 
+    @property
+    @override
+    def _term(self) -> int:
+        return self.peer.company.term
+
     @override
     def _perform(self, effect: lp.PeerEffect) -> None:  # noqa: C901 - one line an effect.
-        transport = self._ports.transport
         tell = self._ports.tell_loop
-        term = self.peer.company.term
         match effect:
-            case fx.Send(to, message):
-                transport.send(to, term, message)
-            case fx.SendTensor(to, message, tensor):
-                transport.send_tensor(to, term, message, self._bytes_of(tensor), tensor)
-            case fx.StartJob():
-                self._start_job(effect)
-            case fx.FreeTensor(tensor):
-                self._free_or_wait(tensor)
             case lp.AnswerLoop(waits):
                 tell("wait" if waits else "go", step=self._step)
             case lp.AskContribution(request):
@@ -144,11 +130,11 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
             case lp.LoadState():
                 self._tasks.start(self._load(effect))
             case lp.UseAddresses(addresses):
-                transport.use_addresses(dict(addresses))
+                self._transport.use_addresses(dict(addresses))
             case fx.Note():
                 self._ports.on_note(effect)
-            case fx.Stop():
-                self._stop(effect)
+            case _:
+                super()._perform(effect)
 
     # --- contributions and averages -----------------------------------------------------------
 
@@ -171,12 +157,13 @@ class PeerDriver(MachineDriver[lp.LoopEvent, lp.PeerEffect]):
             roster=average.num_peers,
         )
 
-    def _free_or_wait(self, tensor: TensorId) -> None:
+    @override
+    def _free(self, tensor: TensorId) -> None:
         """Free a tensor, or wait until the loop has read it."""
         if tensor in self._given_back:
             self._freed_early.add(tensor)
         else:
-            self._free(tensor)
+            super()._free(tensor)
 
     # --- the loop's messages ------------------------------------------------------------------
 

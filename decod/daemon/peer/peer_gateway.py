@@ -24,6 +24,7 @@ from decod.protocol.collaboration.loop import LoadState
 from decod.protocol.core.events import Received, SendFailed, TensorLate, TensorSent
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
 from decod.protocol.core.messages.round_messages import PEERS_MAX, Greeting, Height, RoundMessage
+from decod.protocol.core.messages.scopes import Way
 from decod.train.checkpoint.description import QuietSink
 from decod.wire.codec import Decoded
 
@@ -252,13 +253,19 @@ class PeerGateway:
 
     # --- from the driver ----------------------------------------------------------------------
 
-    def send(self, to: NodeId, term: int, message: Message) -> None:
-        self.client.send(to, term, message)
+    def send(self, to: NodeId, term: int, message: Message, way: Way | None = None) -> None:
+        self.client.send(to, term, message, way)
 
     def send_tensor(
-        self, to: NodeId, term: int, message: Message, data: memoryview, tensor: TensorId
+        self,
+        to: NodeId,
+        term: int,
+        message: Message,
+        data: memoryview,
+        tensor: TensorId,
+        way: Way | None = None,
     ) -> None:
-        self.client.send_tensor(to, term, message, data, tensor)
+        self.client.send_tensor(to, term, message, data, tensor, way)
 
     def use_addresses(self, addresses: Mapping[NodeId, str]) -> None:
         """Dial these peers from now on, and forget all others."""
