@@ -65,7 +65,7 @@ from decod.errors import (
     TrainingError,
 )
 from decod.protocol.core.job_codec import Region
-from decod.worker.arena_view import Arena
+from decod.worker.device import Arena
 
 LINE_SIZE_MAX_BYTES = 64 << 20
 """Longest message: it holds the hashes of a state's chunks."""

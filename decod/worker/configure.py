@@ -14,7 +14,7 @@ import torch
 
 from decod.clocks import Stopwatch
 from decod.errors import ConfigError
-from decod.host_limits import num_processors
+from decod.host_limits import host_free_bytes, num_processors
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig
 from decod.train.checkpoint.shared import parse_folder
@@ -32,7 +32,6 @@ from decod.worker.device import (
     free_bytes,
     uuid_of,
 )
-from decod.worker.memory import host_free_bytes
 
 _C = TypeVar("_C")
 

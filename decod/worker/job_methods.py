@@ -36,7 +36,6 @@ from decod.train.measure import Measurable, measure, synchronize
 from decod.train.passes import Passes, TokenSource
 from decod.train.reduction import cut
 from decod.train.standing_out import Sketcher, error_between, means_standing_out
-from decod.worker.arena_view import Arena
 from decod.worker.configure import (
     change_num_threads,
     device_facts,
@@ -49,6 +48,7 @@ from decod.worker.configure import (
 )
 from decod.worker.device import (
     CPU,
+    Arena,
     ChosenDevice,
     DeviceClock,
     cap_memory,
@@ -57,10 +57,9 @@ from decod.worker.device import (
     pinned_max_bytes,
     settle,
 )
-from decod.worker.memory import free_unused, ran_out
 from decod.worker.ranks.crew import Crew
 from decod.worker.ranks.group import MakeReady
-from decod.worker.runner import Runner, malformed
+from decod.worker.runner import Runner, free_unused, malformed, ran_out
 
 R = TypeVar("R")
 """The result of a job."""

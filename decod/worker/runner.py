@@ -8,6 +8,7 @@ means are in the arena.
 """
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -41,8 +42,7 @@ from decod.protocol.core.jobs import BaseJob, DoNothing, Gather, Nothing, Reduce
 from decod.train.copies import Departure
 from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.standing_out import standing_out
-from decod.worker.arena_view import Arena
-from decod.worker.memory import free_unused, ran_out
+from decod.worker.device import Arena
 
 
 def malformed(what: str) -> TrainingError:
@@ -69,6 +69,24 @@ def error_reply(job_id: object, error: DecodError) -> dict[str, Any]:
 
 _TIMED: tuple[Purpose, ...] = ("copy", "data", "backward")
 """Parts of a job's time that its reply names."""
+
+
+_CPU_ERROR = "can't allocate memory"
+"""Words in what torch raises if the CPU's allocator fails: a RuntimeError like any other."""
+
+
+def ran_out(error: BaseException) -> bool:
+    """Return whether an error says that the device or the host had no memory left."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and _CPU_ERROR in str(error)
+
+
+def free_unused() -> None:
+    """Give memory that nothing refers to back to the device."""
+    # An error's traceback refers to frames, and these to it.
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 ReadyT = TypeVar("ReadyT")

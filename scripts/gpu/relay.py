@@ -17,7 +17,7 @@ from decod.run.protocol_config import NO_AUDITS
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig
 from decod.train.executor import StageExecutor
-from decod.worker.arena_view import Arena
+from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
 from gpu.setting import Setting, batch_of, llama
 

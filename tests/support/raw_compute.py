@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob, Configure
-from decod.worker.arena_view import Arena
+from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
 
 DEADLINE_S = 240

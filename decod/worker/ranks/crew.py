@@ -29,7 +29,6 @@ from decod.memory_files import new_memory_file, remove_orphans
 from decod.protocol.core.job_codec import Request, line_of, parsed
 from decod.protocol.core.jobs import BaseJob, Build, Configure, Reset
 from decod.texts import why_of
-from decod.worker.memory import ran_out
 from decod.worker.ranks.group import (
     AddUp,
     Collective,
@@ -42,6 +41,7 @@ from decod.worker.ranks.group import (
     leave_group,
     spread,
 )
+from decod.worker.runner import ran_out
 
 if TYPE_CHECKING:
     from decod.train.weight_shards import Shards

@@ -15,8 +15,8 @@ from decod.protocol.core import jobs
 from decod.protocol.core.fingerprints import SEED_BYTES, SKETCH_BYTES
 from decod.protocol.core.job_codec import FormError, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import AverageKind
-from decod.worker.arena_view import Arena
 from decod.worker.averaging import AverageRunner
+from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
 from tests.support.raw_compute import message_of
 

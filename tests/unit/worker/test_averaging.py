@@ -28,8 +28,8 @@ from decod.protocol.core.jobs import (
     Use,
 )
 from decod.train.layout import byte_view
-from decod.worker.arena_view import Arena
 from decod.worker.averaging import AverageRunner
+from decod.worker.device import Arena
 from tests.support.raw_compute import message_of
 
 SHAPES = ((24, 40), (40,), (16, 24), (1,))

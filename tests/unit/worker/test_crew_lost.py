@@ -17,7 +17,7 @@ from torch import Tensor
 from decod.protocol.core.jobs import Backward, BaseJob, Build, Forward, Square
 from decod.train.ranks import Mirror
 from decod.worker import job_methods
-from decod.worker.arena_view import Arena
+from decod.worker.device import Arena
 from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import FreeMemory, add_up

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from decod.protocol.core.job_codec import Region
-from decod.worker.arena_view import Arena
-from decod.worker.device import PinnedPrefix, pinned_by_cuda
+from decod.worker.device import Arena, PinnedPrefix, pinned_by_cuda
 
 MIB = 1 << 20
 

@@ -18,7 +18,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob, Configure, GiveBlock
 from decod.worker import configure
-from decod.worker.arena_view import Arena
+from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
 from tests.support.devices import on_devices
 from tests.support.raw_compute import message_of

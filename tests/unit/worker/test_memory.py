@@ -9,12 +9,13 @@ import psutil
 import pytest
 import torch
 
+from decod.host_limits import host_free_bytes
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import DoNothing
-from decod.worker.arena_view import Arena
+from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
-from decod.worker.memory import host_free_bytes, ran_out
+from decod.worker.runner import ran_out
 from tests.support.raw_compute import Node
 from tests.unit.worker.test_runner import CONFIGURE
 

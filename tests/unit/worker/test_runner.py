@@ -277,7 +277,7 @@ def test_signals_that_end_a_session_are_left_to_the_node(
 @pytest.mark.parametrize("line", [b"{\n", b"[1]\n", b"x" * (1 << 20) + b"\n"])
 def test_a_broken_line_is_answered_and_ends_the_loop(line: bytes) -> None:
     """What follows a broken line cannot be trusted to begin a message."""
-    from decod.worker.arena_view import Arena
+    from decod.worker.device import Arena
     from decod.worker.job_methods import JobRunner
     from decod.worker.runner import serve
 
