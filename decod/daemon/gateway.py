@@ -219,14 +219,20 @@ moment ago, or be strangers, which must not use up the memory of the members."""
 
 
 class _ProbeRegion:
-    """Ordinary memory, since the arena is for tensors."""
+    """Ordinary memory, since the arena is for tensors.
 
-    def __init__(self, size_bytes: int) -> None:
+    Args:
+        size_bytes: Of the probe.
+        others: The probes that are being read. This one is among them until it is released.
+    """
+
+    def __init__(self, size_bytes: int, others: "list[_ProbeRegion]") -> None:
         self.view = memoryview(bytearray(size_bytes))
-        self.released = False
+        self._others = others
+        others.append(self)
 
     def release(self) -> None:
-        self.released = True
+        self._others.remove(self)
 
 
 class IncomingTensors:
@@ -241,9 +247,9 @@ class IncomingTensors:
     def __init__(self, own: NodeId, sizes: TensorSizes, book: AddressBook) -> None:
         self._own, self._sizes, self._book = own, sizes, book
         self._probes = list[_ProbeRegion]()
-        """Memory into which probes of peers are being read, and some that was released."""
+        """Memory into which probes of peers are being read."""
         self._from_strangers = list[ArenaRegion]()
-        """The same of tensors of unknown nodes."""
+        """Memory into which tensors of unknown nodes are being read, and some that was released."""
 
     def allocate(
         self, driver: NodeDriver, received: Decoded, size_bytes: int
@@ -251,7 +257,8 @@ class IncomingTensors:
         """Return memory for a tensor, or None if the tensor is refused."""
         message, way = received.message, received.way
         if isinstance(message, LinkProbe):
-            return self._allocate_probe(size_bytes)
+            fits = size_bytes <= PROBE_SIZE_MAX_BYTES and len(self._probes) < _PROBES_MAX
+            return _ProbeRegion(size_bytes, self._probes) if fits else None
         if isinstance(message, _OF_MICROBATCHES):
             expected = size_bytes == self._sizes.activation_bytes
         elif way is not None and way.goal != self._own:
@@ -272,14 +279,6 @@ class IncomingTensors:
         """Forget a tensor that has been read."""
         if region in self._from_strangers:
             self._from_strangers.remove(region)
-
-    def _allocate_probe(self, size_bytes: int) -> _ProbeRegion | None:
-        self._probes = [each for each in self._probes if not each.released]
-        if size_bytes > PROBE_SIZE_MAX_BYTES or len(self._probes) >= _PROBES_MAX:
-            return None
-        region = _ProbeRegion(size_bytes)
-        self._probes.append(region)
-        return region
 
 
 # --- the gateway ---------------------------------------------------------------------------------
