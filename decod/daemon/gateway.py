@@ -42,16 +42,13 @@ from decod.protocol.core.events import (
     TensorSent,
 )
 from decod.protocol.core.messages import (
+    PASSES,
     AuditedTensor,
-    BackwardGradient,
     Bans,
-    ForwardActivation,
     Join,
     LinkProbe,
     Message,
     Refuse,
-    StageActivation,
-    StageGradient,
     Unusable,
 )
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
@@ -70,7 +67,6 @@ from decod.wire.codec import Decoded
 # What a node's tensors have cost its links since somebody last looked.
 
 
-_PIPELINE = (ForwardActivation, BackwardGradient, StageActivation, StageGradient)
 _AVERAGES = (ReducePart, ReducedPart)
 
 
@@ -119,7 +115,7 @@ class TensorTraffic:
             kind.received(size_bytes)
 
     def _kind(self, message: Message) -> _Kind | None:
-        if isinstance(message, _PIPELINE):
+        if isinstance(message, PASSES):
             return self._passes
         return self._averages if isinstance(message, _AVERAGES) else None
 
@@ -200,14 +196,7 @@ def _sha256(data: memoryview) -> bytes:
 # The tensors that peers push to this node, and the memory that it takes for them.
 
 
-_OF_MICROBATCHES = (
-    ForwardActivation,
-    BackwardGradient,
-    StageActivation,
-    StageGradient,
-    AuditedTensor,
-    Unusable,
-)
+_OF_MICROBATCHES = (*PASSES, AuditedTensor, Unusable)
 """Messages with an activation, or the gradient of one."""
 
 _PROBES_MAX = 16

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from decod.net.net_limits import KIB, LIMITS, Limits
-from decod.protocol.core.messages import (
-    BackwardGradient,
-    ForwardActivation,
-    LinkProbe,
-    Message,
-    StageActivation,
-    StageGradient,
-)
+from decod.protocol.core.messages import PASSES, LinkProbe, Message
 
 _OVERHEAD = 1.04
 """Bytes on the wire for each byte of a tensor: headers of IP and TCP in packets of 1,500 bytes."""
@@ -42,7 +35,7 @@ class Lane(Enum):
     """And blocks of data."""
 
 
-_URGENT = (ForwardActivation, BackwardGradient, StageActivation, StageGradient, LinkProbe)
+_URGENT = (*PASSES, LinkProbe)
 """Messages whose tensors a pipeline waits for."""
 
 

@@ -54,15 +54,7 @@ from decod.net.stream import (
     next_message,
     split_head,
 )
-from decod.protocol.core.messages import (
-    BackwardGradient,
-    ForwardActivation,
-    LinkProbe,
-    OfDataNodes,
-    StageActivation,
-    StageGradient,
-    WithTensor,
-)
+from decod.protocol.core.messages import PASSES, LinkProbe, OfDataNodes, WithTensor
 from decod.protocol.core.messages.membership_messages import Average
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION
@@ -110,14 +102,7 @@ class Turns:
 
 _log = logging.getLogger(__name__)
 
-_WITH_TENSOR = (
-    ForwardActivation,
-    BackwardGradient,
-    StageActivation,
-    StageGradient,
-    Average,
-    LinkProbe,
-)
+_WITH_TENSOR = (*PASSES, Average, LinkProbe)
 """Messages that are valid only with a tensor."""
 
 _EXPIRIES_MAX = 20_000

@@ -83,6 +83,9 @@ from decod.protocol.core.messages.server_messages import ServersMessage as Serve
 from decod.protocol.core.messages.server_messages import StageActivation as StageActivation
 from decod.protocol.core.messages.server_messages import StageGradient as StageGradient
 
+PASSES = (ForwardActivation, BackwardGradient, StageActivation, StageGradient)
+"""Messages whose tensors go from stage to stage, for the passes of microbatches."""
+
 _OF_DATACLASSES = "__dataclass_fields__"
 
 MESSAGES: tuple[type[Message], ...] = tuple(
