@@ -333,15 +333,14 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect, Transport]):
         return self._planning if effect.job.beside_device else self._compute
 
     @override
-    def _take_reply(self, effect: fx.StartJob, outputs: list[TensorRegion], reply: Reply) -> None:
+    def _goes_on(self, effect: fx.StartJob, reply: Reply) -> bool:
         if isinstance(effect.job, jobs.Build):
             num_parameters = reply.result.num_parameters
             self._sizes = self._sizes.of_stage(effect.job.stage_index, num_parameters)
-        if isinstance(effect.job, jobs.Snapshot) and not outputs:
-            self._count_time(effect, reply)
+        if isinstance(effect.job, jobs.Snapshot):
             self._copy_state(effect, reply)
-        else:
-            super()._take_reply(effect, outputs, reply)
+            return True
+        return False
 
     def _copy_state(self, effect: fx.StartJob, reply: Reply) -> None:
         """Ask for the bytes of a snapshot, now that its size is known."""

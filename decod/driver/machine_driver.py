@@ -312,13 +312,16 @@ class MachineDriver(Generic[MachineEventT, MachineEffectT, TransportT]):
             if isinstance(region, CopyFile):
                 region.close()
 
-    def _count_time(self, effect: fx.StartJob, reply: Reply) -> None:
+    def _goes_on(self, effect: fx.StartJob, reply: Reply) -> bool:  # noqa: ARG002 - for subclasses.
+        """Look at a reply without tensors; return whether the job goes on all the same."""
+        return False
+
+    def _take_reply(self, effect: fx.StartJob, outputs: list[TensorRegion], reply: Reply) -> None:
         if not effect.job.beside_device:
             self._compute_s += reply.duration_s - reply.copy_s
             self._copy_s += reply.copy_s
-
-    def _take_reply(self, effect: fx.StartJob, outputs: list[TensorRegion], reply: Reply) -> None:
-        self._count_time(effect, reply)
+        if not outputs and self._goes_on(effect, reply):
+            return
         tensors = tuple(self.keep(region) for region in outputs)
         self.post(ev.JobFinished(effect.job_id, reply.result, tensors, reply.duration_s))
 
