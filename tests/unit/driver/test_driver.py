@@ -54,7 +54,7 @@ class ScriptedMachine:
             member=SimpleNamespace(stage_index=1),
             compute=SimpleNamespace(num_passes=0),
         )
-        self.strategy = None
+        self.strategy = SimpleNamespace(facts=None)
         self.leadership = SimpleNamespace(election=None)
         self.deadline_s: float | None = None
         self.first: list[Effect] = []
