@@ -10,7 +10,7 @@ from decod.protocol.core import messages
 from decod.protocol.core.bans import BanList, ReadBans
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import Effect, Send, Stop, StopReason
+from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import (
     Event,
     Fault,
@@ -63,6 +63,7 @@ class Delivery:
             context, lambda: strategy.facts.awaited | forwarding.receivers, forwarding.broken
         )
         self._context = context
+        self._out = context.out
         self._bans = BanNews(context, read_bans)
         self._tensors = context.tensors
         self._strategy = strategy
@@ -76,92 +77,103 @@ class Delivery:
         forwarding_s = self.forwarding.deadline_s
         return earliest(outbox_s, forwarding_s, self.liveness.deadline_s, self.measuring.deadline_s)
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Send again, and try broken links."""
-        return self.outbox.overdue(now_s) + self.forwarding.overdue(now_s)
+        self._out.put(*self.outbox.overdue(now_s))
+        self._out.put(*self.forwarding.overdue(now_s))
 
-    def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
+    def sent(self, now_s: float, event: TensorSent) -> None:
         """A tensor has arrived where it was sent to."""
-        effects = self._strategy.step(now_s, event)
+        self._out.put(*self._strategy.step(now_s, event))
         self._strategy.copy.replay_source.sent(event)
-        effects += self.forwarding.sent(event) + self.measuring.sent(now_s, event)
-        return effects + self._tensors.release(event.tensor)
+        self._out.put(*self.forwarding.sent(event))
+        self._out.put(*self.measuring.sent(now_s, event))
+        self._out.put(*self._tensors.release(event.tensor))
 
-    def heard(self, now_s: float, received: Received) -> list[Effect]:
+    def heard(self, now_s: float, received: Received) -> None:
         """Somebody says something, in whatever term."""
         self.liveness.heard(now_s, received)
         message = received.message
-        if not isinstance(message, messages.Heartbeat):
-            return []
-        return self._bans.heard(now_s, received.sender, message)
+        if isinstance(message, messages.Heartbeat):
+            self._out.put(*self._bans.heard(now_s, received.sender, message))
 
-    def received(self, now_s: float, received: Received) -> list[Effect]:
+    def received(self, now_s: float, received: Received) -> None:
         """Take in who lives, who is banned, or what became of a message."""
         sender = received.sender
         match received.message:
             case Passed() as word:
                 effects, failed = self.forwarding.passed(sender, word)
-                return effects + self._undelivered(now_s, failed)
+                self._out.put(*effects)
+                self._undelivered(now_s, failed)
             case messages.Bans():
                 bans, problem = self._bans.received(received)
-                return problem if bans is None else self.banned(now_s, bans, sender)
+                if bans is None:
+                    self._out.put(*problem)
+                else:
+                    self.banned(now_s, bans, sender)
             case Ping(nonce):
                 # Whom this node can't be reached by it may not reach either.
-                hint = self.forwarding.hinted(now_s, sender) if received.way is not None else []
-                return [*hint, Send(sender, Pong(nonce))]
-        raise AssertionError(f"{received.message} is not for here")
+                if received.way is not None:
+                    self._out.put(*self.forwarding.hinted(now_s, sender))
+                self._out.send(sender, Pong(nonce))
+            case _:
+                raise AssertionError(f"{received.message} is not for here")
 
-    def banned(self, now_s: float, bans: BanList, teller: NodeId) -> list[Effect]:
+    def banned(self, now_s: float, bans: BanList, teller: NodeId) -> None:
         """There is a list of bans, from another node or this node's host. A later one counts."""
         own = self._context.node_id
         if bans.version <= self._context.bans.version:
-            return []
+            return
         if self._context.view.leader in bans.banned:
-            return self._bans.contest(now_s, bans)
-        effects = self._bans.adopt(bans, teller)
+            self._out.put(*self._bans.contest(now_s, bans))
+            return
+        self._out.put(*self._bans.adopt(bans, teller))
         if own in bans.banned:
-            return [*effects, Stop(StopReason.BANNED, bans.banned[own])]
-        return effects + self._leadership.exclude(now_s)
+            self._out.put(Stop(StopReason.BANNED, bans.banned[own]))
+        else:
+            self._out.put(*self._leadership.exclude(now_s))
 
-    def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
+    def measured(self, now_s: float, event: LinkMeasured) -> None:
         """A link was timed."""
-        return self.forwarding.measured(now_s, event) + self.measuring.measured(now_s, event)
+        self._out.put(*self.forwarding.measured(now_s, event))
+        self._out.put(*self.measuring.measured(now_s, event))
 
-    def failed(self, now_s: float, event: SendFailed) -> list[Effect]:
+    def failed(self, now_s: float, event: SendFailed) -> None:
         """Something did not arrive where it was sent to."""
         if event.gone:
             self.liveness.gone(now_s, event.to)
         effects, failed = self.forwarding.undelivered(now_s, event)
+        self._out.put(*effects)
         # What was sent before the link was known to be broken fails as well, maybe seconds later.
         # That is no news: it goes another way now.
         known = event.way is None and self.forwarding.goes_around(event.to)
         if failed is None and event.fault is Fault.LINK and not known:
             # Another's message, or one that was to be passed on: the receiver is doubted alike.
-            return effects + self.liveness.undelivered(now_s, event.to, event.reason)
-        return effects + self._undelivered(now_s, failed, doubted=not known)
+            self._out.put(*self.liveness.undelivered(now_s, event.to, event.reason))
+        else:
+            self._undelivered(now_s, failed, doubted=not known)
 
-    def _undelivered(
-        self, now_s: float, event: SendFailed | None, *, doubted: bool = True
-    ) -> list[Effect]:
+    def _undelivered(self, now_s: float, event: SendFailed | None, *, doubted: bool = True) -> None:
         """Doubt the receiver, and try again later if the message still matters then."""
         if event is None:
-            return []
+            return
         if isinstance(event.message, FollowMessage):
-            effects = self._joining.missed(now_s, event, self._strategy.copy.replay_source)
-            return effects + self._strategy.copy.arrival.progressed(now_s)
-        effects = self.outbox.undelivered(now_s, event)
-        effects += self._strategy.step(now_s, event)
+            self._out.put(*self._joining.missed(now_s, event, self._strategy.copy.replay_source))
+            self._out.put(*self._strategy.copy.arrival.progressed(now_s))
+            return
+        self._out.put(*self.outbox.undelivered(now_s, event))
+        self._out.put(*self._strategy.step(now_s, event))
         self.measuring.undelivered(event)
         if event.tensor is not None and event.fault is not Fault.LINK:
             late = event.fault is Fault.RATE
             reason = messages.TOO_SLOW if late else messages.TENSOR_REFUSED
-            return effects + self.liveness.suspect(now_s, event.to, reason)
+            self._out.put(*self.liveness.suspect(now_s, event.to, reason))
+            return
         handled = self._leadership.unreachable(now_s, event.to, event.message, event.reason)
         if handled is not None:
-            return effects + handled
-        if not doubted:
-            return effects
-        return effects + self.liveness.undelivered(now_s, event.to, event.reason)
+            self._out.put(*handled)
+        elif doubted:
+            self._out.put(*self.liveness.undelivered(now_s, event.to, event.reason))
 
 
 _LINGER_INTERVALS = 1.5
@@ -186,6 +198,7 @@ class Ending:
         reason = StopReason.FAILED if decision.failed else StopReason.FINISHED
         detail = decision.reason or "the run is over"
         self._context = context
+        self._out = context.out
         context.compute.over = True
         self._decision = decision
         self._stop = Stop(reason, detail)
@@ -193,41 +206,43 @@ class Ending:
         self.deadline_s = now_s + _LINGER_INTERVALS * self._interval_s
         """When the node is to stop, if its device has nothing left to do."""
 
-    def taken(
-        self, now_s: float, event: Event, forwarding: Forwarding, outbox: Outbox
-    ) -> list[Effect]:
+    def taken(self, now_s: float, event: Event, forwarding: Forwarding, outbox: Outbox) -> None:
         """Take in an event. The last effect is the node's end, if that has come."""
-        effects = self._taken(now_s, event, forwarding, outbox)
+        self._taken(now_s, event, forwarding, outbox)
         if now_s < self.deadline_s:
-            return effects
+            return
         if self._context.compute.idle:
-            return [*effects, self._stop]
-        # Its results count, and a device that hangs is noticed by the driver.
-        self.deadline_s = now_s + self._interval_s
-        return effects
+            self._out.put(self._stop)
+        else:
+            # Its results count, and a device that hangs is noticed by the driver.
+            self.deadline_s = now_s + self._interval_s
 
-    def _taken(
+    def _taken(  # noqa: C901 - a line each.
         self, now_s: float, event: Event, forwarding: Forwarding, outbox: Outbox
-    ) -> list[Effect]:
+    ) -> None:
         context = self._context
         match event:
             case Received(way=way) if way is not None and way.goal != context.node_id:
-                return forwarding.pass_on(event)
+                self._out.put(*forwarding.pass_on(event))
             case Received(sender, CatchUp()):
-                return [Send(sender, self._decision)]
+                self._out.send(sender, self._decision)
             case Received(sender, Ping(nonce)):
-                return [Send(sender, Pong(nonce))]
+                self._out.send(sender, Pong(nonce))
             case Received():
-                return released(event)
+                self._out.put(*released(event))
             case JobFinished():
-                return context.compute.finished(now_s, event)
+                self._out.put(*context.compute.finished(now_s, event))
             case JobFailed():
-                return context.compute.failed(now_s, event)[1]
+                self._out.put(*context.compute.failed(now_s, event)[1])
             case TensorSent():
-                return forwarding.sent(event) + context.tensors.release(event.tensor)
+                self._out.put(*forwarding.sent(event))
+                self._out.put(*context.tensors.release(event.tensor))
             case SendFailed():
                 effects, failed = forwarding.undelivered(now_s, event)
-                return effects + ([] if failed is None else outbox.undelivered(now_s, failed))
+                self._out.put(*effects)
+                if failed is not None:
+                    self._out.put(*outbox.undelivered(now_s, failed))
             case StateFetched():
-                return context.tensors.release(context.tensors.add(event.tensor))
-        return outbox.overdue(now_s)
+                self._out.put(*context.tensors.release(context.tensors.add(event.tensor)))
+            case _:
+                self._out.put(*outbox.overdue(now_s))

@@ -18,7 +18,7 @@ its receiver, and tried again as long as its iteration lasts.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import get_args
@@ -26,7 +26,7 @@ from typing import get_args
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context, Identity, NodeState, RunFacts
-from decod.protocol.core.dispatch import Dispatch, released
+from decod.protocol.core.dispatch import Dispatch, Receiver, released
 from decod.protocol.core.effects import (
     Effect,
     FreeTensor,
@@ -186,6 +186,7 @@ class NodeMachine:
             proofs=identity.proofs,
             bans=identity.bans,
         )
+        self._out = self.context.out
         make = strategy or _STRATEGIES[run.organisation]
         self.strategy = make(self.context, identity.role, rng)
         self.forwarding = Forwarding(self.context)
@@ -265,7 +266,8 @@ class NodeMachine:
     def start(self, now_s: float) -> list[Effect]:
         """Begin: ask the leader to be taken in."""
         self.leadership.start(now_s)
-        return self._deliver(now_s, self._joining.knock(now_s))
+        self._out.put(*self._joining.knock(now_s))
+        return self._delivered(now_s)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
         """Take in one event; never blocks, never raises for what a peer sent."""
@@ -277,23 +279,25 @@ class NodeMachine:
         if isinstance(event, Received) and isinstance(event.message, messages.CatchUp):
             self._views.asked(event.sender, event.message)
         if self._ending is not None:
-            effects = self._ending.taken(now_s, event, self.forwarding, self._delivery.outbox)
-            return self._deliver(now_s, effects)
-        if isinstance(event, DeadlinePassed):
-            return [e for part in self._overdue(now_s) if part for e in self._deliver(now_s, part)]
-        return self._deliver(now_s, self._handle(now_s, event))
+            self._ending.taken(now_s, event, self.forwarding, self._delivery.outbox)
+        elif isinstance(event, DeadlinePassed):
+            return self._overdue(now_s)
+        else:
+            self._handle(now_s, event)
+        return self._delivered(now_s)
 
-    def _deliver(self, now_s: float, effects: list[Effect]) -> list[Effect]:
-        """Deliver what this node said to itself, until nothing of that is left."""
-        queue = deque(effects)
+    def _delivered(self, now_s: float) -> list[Effect]:
+        """Deliver what this node has said to itself, until nothing of that is left. Return the
+        rest.
+        """
+        queue = deque(self._out.taken())
         outward = list[Effect]()
         while queue:
             effect = queue.popleft()
             if isinstance(effect, Send):
                 if effect.to == self.identity.node_id:
-                    own = Received(effect.to, effect.message)
-                    said = self._dispatch.deliver(now_s, own)
-                    queue.extendleft(reversed(said))
+                    self._dispatch.deliver(now_s, Received(effect.to, effect.message))
+                    queue.extendleft(reversed(self._out.taken()))
                     continue
                 if self.leadership.fence(effect):
                     continue
@@ -304,134 +308,155 @@ class NodeMachine:
                     effect = effect if told is effect.message else replace(effect, message=told)
                 effect = self.forwarding.routed(effect)
             elif isinstance(effect, Stop):
-                outward += self._dispatch.end()
+                self._dispatch.end()
+                outward += self._out.taken()
                 effect = self.leadership.handover.ended(self._availability.ended(effect))
                 self._stopped = True
             outward.append(effect)
         return outward
 
-    def _handle(self, now_s: float, event: Event) -> list[Effect]:  # noqa: C901 - a line each.
+    def _handle(self, now_s: float, event: Event) -> None:  # noqa: C901 - a line each.
         match event:
             case Received(way=way) if way is not None and way.goal != self.identity.node_id:
-                return self.forwarding.pass_on(event)
+                self._out.put(*self.forwarding.pass_on(event))
             case Received() if doubt := doubts_at_first(event, self._seals):
-                return doubt
+                self._out.put(*doubt)
             case Received():
-                news = self._delivery.heard(now_s, event)
-                asked = self._joining.heard(now_s, event)
-                return news + asked + self._screen(now_s, event)
+                self._delivery.heard(now_s, event)
+                self._out.put(*self._joining.heard(now_s, event))
+                self._screen(now_s, event)
             case JobFinished():
-                return self._job_finished(now_s, event)
+                self._job_finished(now_s, event)
             case JobFailed():
-                return self._job_failed(now_s, event)
+                self._job_failed(now_s, event)
             case TensorSent():
-                return self._delivery.sent(now_s, event)
+                self._delivery.sent(now_s, event)
             case SendFailed():
-                return self._delivery.failed(now_s, event)
+                self._delivery.failed(now_s, event)
             case TensorLate(late):
-                return self._liveness.suspect(now_s, late, messages.TOO_SLOW)
+                self._out.put(*self._liveness.suspect(now_s, late, messages.TOO_SLOW))
             case LinkMeasured():
-                return self._delivery.measured(now_s, event)
+                self._delivery.measured(now_s, event)
             case DeadlinePassed():
-                return []
+                raise AssertionError("see `_overdue`")
             case VotePersisted():
-                return self.leadership.persisted(now_s, event)
+                self._out.put(*self.leadership.persisted(now_s, event))
             case LeaderFound():
                 if self.in_view:
-                    return self.leadership.found(event)
-                return self._joining.redirected(now_s, event)
+                    self._out.put(*self.leadership.found(event))
+                else:
+                    self._out.put(*self._joining.redirected(now_s, event))
             case StateRequested():
-                return self.strategy.copy.stage.requested(event)
+                self._out.put(*self.strategy.copy.stage.requested(event))
             case StateFetched() if not self.in_view:
-                return self._joining.fetched(event)
+                self._out.put(*self._joining.fetched(event))
             case StateFetched():
-                return self.strategy.copy.fetched(event)
+                self._out.put(*self.strategy.copy.fetched(event))
             case StateFetchFailed() if not self.in_view:
-                return self._joining.fetch_failed(now_s, event)
+                self._out.put(*self._joining.fetch_failed(now_s, event))
             case StateFetchFailed():
-                return self.strategy.copy.fetch_failed(now_s, event)
+                self._out.put(*self.strategy.copy.fetch_failed(now_s, event))
             case StateKept() | StateForgotten() | KeptRead():
-                return self._utilisation.told(event) + self.leadership.counted(
-                    now_s, self._utilisation
-                )
+                self._out.put(*self._utilisation.told(event))
+                self._out.put(*self.leadership.counted(now_s, self._utilisation))
             case CheckpointWritten() | CheckpointRead():
-                return self.leadership.checkpointed(now_s, event)
+                self._out.put(*self.leadership.checkpointed(now_s, event))
             case DrainRequested(timeout_s):
-                effects = self.leadership.drain(now_s, event)
-                return self._availability.drain(now_s, timeout_s) if effects is None else effects
+                handed_over = self.leadership.drain(now_s, event)
+                if handed_over is not None:
+                    self._out.put(*handed_over)
+                else:
+                    self._out.put(*self._availability.drain(now_s, timeout_s))
             case PauseRequested(paused, frees):
-                return self._availability.pause(now_s, paused=paused, frees_device=frees)
+                self._out.put(*self._availability.pause(now_s, paused=paused, frees_device=frees))
             case BansMade(bans):
-                return self._delivery.banned(now_s, bans, self.identity.node_id)
+                self._delivery.banned(now_s, bans, self.identity.node_id)
             case Woke(asleep_s):
-                return self._liveness.woke(now_s, asleep_s) if self.in_view else []
+                if self.in_view:
+                    self._out.put(*self._liveness.woke(now_s, asleep_s))
             case AverageRequested():
-                return self.leadership.average_first()
+                self._out.put(*self.leadership.average_first())
             case BlockCommits(blocked):
                 leader = self.leader
-                return leader.block_commits(now_s, blocked=blocked) if leader else []
+                if leader:
+                    self._out.put(*leader.block_commits(now_s, blocked=blocked))
 
-    def _overdue(self, now_s: float) -> Iterator[list[Effect]]:
+    def _overdue(self, now_s: float) -> list[Effect]:
         """Let one machine after the other act, each in the iteration that the one before has
         left.
         """
-        yield self._delivery.overdue(now_s)
+        self._delivery.overdue(now_s)
+        outward = self._delivered(now_s)
         knock_s = self._joining.deadline_s
         if knock_s is not None and knock_s <= now_s:
-            yield self._joining.knock(now_s)
-        yield self.leadership.overdue(now_s)
+            self._out.put(*self._joining.knock(now_s))
+            outward += self._delivered(now_s)
+        self._out.put(*self.leadership.overdue(now_s))
+        outward += self._delivered(now_s)
         for part in (self._availability, self._liveness, self._measuring):
             if self.in_view and not self._stopped:
-                yield part.overdue(now_s)
+                self._out.put(*part.overdue(now_s))
+                outward += self._delivered(now_s)
         if self.in_view and not self._stopped:
-            yield self.strategy.step(now_s, DeadlinePassed())
+            self._out.put(*self.strategy.step(now_s, DeadlinePassed()))
+            outward += self._delivered(now_s)
+        return outward
 
     # --- messages -----------------------------------------------------------------------------
 
     def _register(self) -> None:
         """Say who takes in which kind of message."""
         register = self._dispatch.register
-        register(self.leadership.received, *FOR_LEADERSHIP)
-        register(self._availability.received, messages.CapacityAnswer)
-        register(self._joining.received, messages.Assign, messages.Refuse)
+        said = self._said_by
+        register(said(self.leadership.received), *FOR_LEADERSHIP)
+        register(said(self._availability.received), messages.CapacityAnswer)
+        register(said(self._joining.received), messages.Assign, messages.Refuse)
         register(self._replayed, *get_args(FollowMessage))
         register(self._delivery.received, Passed, messages.Ping, messages.Bans)
-        register(self._liveness.received, messages.Heartbeat)
+        register(said(self._liveness.received), messages.Heartbeat)
         register(self._opened, messages.Open)
         register(self._mended, messages.Mend)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
-        register(self.strategy.copy.stage.received, messages.Differs)
-        register(lambda _, received: released(received), messages.LinkProbe)
+        register(said(self.strategy.copy.stage.received), messages.Differs)
+        register(said(lambda _, received: released(received)), messages.LinkProbe)
         self._dispatch.register_rest(self._of_view, OfView)
         self._dispatch.register_rest(self._of_iteration, OfBatch, OfAveraging)
         self._dispatch.check()
 
-    def _screen(self, now_s: float, received: Received) -> list[Effect]:
+    def _said_by(self, receiver: Callable[[float, Received], list[Effect]]) -> Receiver:
+        return lambda now_s, received: self._out.put(*receiver(now_s, received))
+
+    def _screen(self, now_s: float, received: Received) -> None:
         """Take in a message, unless its term is another than this node's."""
         fate, effects = self.leadership.screen(now_s, received)
-        if fate is Fate.TAKE:
-            return effects + self._dispatch.deliver(now_s, received)
-        kept = fate is Fate.KEEP
-        return effects + (self._dispatch.keep(received) if kept else released(received))
+        self._out.put(*effects)
+        match fate:
+            case Fate.TAKE:
+                self._dispatch.deliver(now_s, received)
+            case Fate.KEEP:
+                self._dispatch.keep(received)
+            case Fate.DROP:
+                self._out.put(*released(received))
 
-    def _replayed(self, now_s: float, received: Received) -> list[Effect]:
-        effects = self._joining.exchanged(now_s, received, self.strategy.copy.replay_source)
-        return effects + self.strategy.copy.arrival.progressed(now_s)
+    def _replayed(self, now_s: float, received: Received) -> None:
+        self._out.put(*self._joining.exchanged(now_s, received, self.strategy.copy.replay_source))
+        self._out.put(*self.strategy.copy.arrival.progressed(now_s))
 
-    def _of_view(self, now_s: float, received: Received) -> list[Effect]:
+    def _of_view(self, now_s: float, received: Received) -> None:
         self._measuring.heard(received.sender, received.message)
-        return self.strategy.step(now_s, received)
+        self._out.put(*self.strategy.step(now_s, received))
 
-    def _of_iteration(self, now_s: float, received: Received) -> list[Effect]:
+    def _of_iteration(self, now_s: float, received: Received) -> None:
         if isinstance(received.message, messages.BeginAggregation):
             self._announced(now_s, received.sender)
-        return self.strategy.step(now_s, received) + self.leadership.voted(now_s)
+        self._out.put(*self.strategy.step(now_s, received))
+        self._out.put(*self.leadership.voted(now_s))
 
-    def _counted(self, now_s: float, received: Received) -> list[Effect]:
+    def _counted(self, now_s: float, received: Received) -> None:
         if isinstance(received.message, messages.UtilisationQuery):
             self._announced(now_s, received.sender)
-        counted = self._utilisation.received(received)
-        return counted + self.leadership.counted(now_s, self._utilisation)
+        self._out.put(*self._utilisation.received(received))
+        self._out.put(*self.leadership.counted(now_s, self._utilisation))
 
     def _announced(self, now_s: float, sender: NodeId) -> None:
         """The leader's word has come down the tree."""
@@ -440,130 +465,142 @@ class NodeMachine:
 
     # --- iterations -------------------------------------------------------------------------------
 
-    def _opened(self, now_s: float, received: Received) -> list[Effect]:
+    def _opened(self, now_s: float, received: Received) -> None:
         """An iteration is over, one way or the other; pass the word on and open the next."""
         told = received.message
         node_id = self.identity.node_id
         assert isinstance(told, messages.Open)
         here = (self.context.view.term, self.context.iteration)
         if (told.opening.view.term, told.opening.iteration) <= here:
-            return []
-        message, problem = self._views.take(received)
+            return
+        message = self._views.take(received)
         if not isinstance(message, messages.Open):
-            return problem
+            return
         opening = message.opening
-        effects = list[Effect]()
         if node_id in opening.view:
             fanout = self.context.run.protocol.tree_fanout
             tree = tree_place(opening.view, node_id, fanout=fanout)
             if changes_view(opening, self.context):
                 # First: those who are told next may be new, and are dialled where the view says.
-                effects.append(UseMembers(opening.view.members))
-            effects += [Send(child, message) for child in tree.children]
+                self._out.put(UseMembers(opening.view.members))
+            self._out.send_all(tree.children, message)
         if message.ended:
-            return [*effects, *self._end(now_s, message)]
+            self._end(now_s, message)
+            return
         if node_id not in opening.view:
             # A goodbye to who had this id before a restart is not for a candidate.
-            return [self._dismissed(opening.view)] if self.in_view else []
+            if self.in_view:
+                self._out.put(self._dismissed(opening.view))
+            return
         if not self.in_view and not self._joining.admitted(opening):
-            return effects
+            return
         if self.in_view and not in_step(self.context, self.strategy, message):
             detail = f"the run has committed iteration {opening.committed.number} without it"
-            return [*effects, Stop(StopReason.REMOVED, detail)]
-        return effects + self._open(now_s, message)
+            self._out.put(Stop(StopReason.REMOVED, detail))
+        else:
+            self._open(now_s, message)
 
-    def _end(self, now_s: float, decision: messages.Open) -> list[Effect]:
+    def _end(self, now_s: float, decision: messages.Open) -> None:
         """The run has ended. What was committed last may only be learnt from that."""
-        _, effects = self.strategy.close(decision)
-        effects += self.forwarding.end()
+        self._out.put(*self.strategy.close(decision)[1])
+        self._out.put(*self.forwarding.end())
         ended = decision.opening.iteration
         self.context.opening = replace(self.context.opening, iteration=ended)
         self._ending = Ending(now_s, self.context, decision)
-        return effects
 
-    def _mended(self, now_s: float, received: Received) -> list[Effect]:
+    def _mended(self, now_s: float, received: Received) -> None:
         """Members are lost, but the iteration is not: pass the word on, and go on without them."""
         word = received.message
         context = self.context
         assert isinstance(word, messages.Mend)
         if not self.in_view:
-            return self._dispatch.keep(received)  # What lets this node in may come later.
+            self._dispatch.keep(received)  # What lets this node in may come later.
+            return
         if word.view.term != context.view.term or word.view.version <= context.view.version:
-            return []
-        message, problem = self._views.take(received)
+            return
+        message = self._views.take(received)
         if not isinstance(message, messages.Mend):
-            return problem
+            return
         view = message.view
         if self.identity.node_id not in view:
-            return [self._dismissed(view)]
+            self._out.put(self._dismissed(view))
+            return
         place = tree_place(view, self.identity.node_id, fanout=context.run.protocol.tree_fanout)
-        told = [Send(child, message) for child in place.children]
-        effects: list[Effect] = [UseMembers(view.members), *told]
+        self._out.put(UseMembers(view.members))
+        self._out.send_all(place.children, message)
         context.adopt(view)
         self._liveness.adopt(now_s)
         self.leadership.election.mended(now_s, message)
         self._measuring.opened(now_s, renewed=True)
-        effects += self.forwarding.adopt()
-        return [*effects, *self.strategy.mend(now_s), *self._dispatch.replay(now_s)]
+        self._out.put(*self.forwarding.adopt())
+        self._out.put(*self.strategy.mend(now_s))
+        self._dispatch.replay(now_s)
 
     def _dismissed(self, view: View) -> Effect:
         leads = self.context.view.leader == self.identity.node_id
         return superseded(view) if leads else self._availability.dismissed()
 
-    def _open(self, now_s: float, decision: messages.Open) -> list[Effect]:
+    def _open(self, now_s: float, decision: messages.Open) -> None:
         context = self.context
         strategy = self.strategy
         entering = not self.in_view
         opening = decision.opening
-        committed, effects = strategy.close(decision)
+        committed, closed = strategy.close(decision)
+        self._out.put(*closed)
         if committed:
             strategy.facts.spent.committed(now_s, context.compute.computed_s)
         renewed = changes_view(opening, context)
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
         context.opening = opening
-        effects += self.forwarding.opened()
+        self._out.put(*self.forwarding.opened())
         if renewed:
             context.adopt(opening.view)
             self._liveness.adopt(now_s)
-            effects += self.forwarding.adopt()
-        effects += self.leadership.adopt(now_s, decision)
+            self._out.put(*self.forwarding.adopt())
+        self._out.put(*self.leadership.adopt(now_s, decision))
         self._measuring.opened(now_s, renewed=renewed)
         self._liveness.announced(now_s)
         self._joining.entered()
         if returns:
-            effects += self._joining.replay.end() if entering else []
-            effects += note_return(decision, context, stage_before)
-            effects += strategy.copy.begin_era(
-                opening,
-                stage_before,
-                stage_index=context.member.stage_index,
-                pristine=self._joining.pristine,
+            if entering:
+                self._out.put(*self._joining.replay.end())
+            self._out.put(*note_return(decision, context, stage_before))
+            self._out.put(
+                *strategy.copy.begin_era(
+                    opening,
+                    stage_before,
+                    stage_index=context.member.stage_index,
+                    pristine=self._joining.pristine,
+                )
             )
         elif entering:
-            effects += strategy.copy.enter(now_s, decision, self._joining.replay)
+            self._out.put(*strategy.copy.enter(now_s, decision, self._joining.replay))
         elif committed:
-            effects += strategy.copy.stage.committed(opening.anchor.number)
-        effects += strategy.copy.closed(now_s, opening, stepped=committed)
-        effects.append(note_opening(context))
-        effects += self._availability.opened(now_s, resigns=self.leadership.handover.wanted)
+            self._out.put(*strategy.copy.stage.committed(opening.anchor.number))
+        self._out.put(*strategy.copy.closed(now_s, opening, stepped=committed))
+        self._out.put(note_opening(context))
+        self._out.put(*self._availability.opened(now_s, resigns=self.leadership.handover.wanted))
         if self._availability.draining:
             self.leadership.election.abstain(now_s)
-        effects += strategy.open(now_s, opening, renewed=renewed)
-        return effects + self._dispatch.replay(now_s)
+        self._out.put(*strategy.open(now_s, opening, renewed=renewed))
+        self._dispatch.replay(now_s)
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def _job_finished(self, now_s: float, event: JobFinished) -> list[Effect]:
-        effects = self.context.compute.finished(now_s, event)
-        return effects + self.leadership.voted(now_s)
+    def _job_finished(self, now_s: float, event: JobFinished) -> None:
+        self._out.put(*self.context.compute.finished(now_s, event))
+        self._out.put(*self.leadership.voted(now_s))
 
-    def _job_failed(self, now_s: float, event: JobFailed) -> list[Effect]:
+    def _job_failed(self, now_s: float, event: JobFailed) -> None:
         goes_on, effects = self.context.compute.failed(now_s, event)
+        self._out.put(*effects)
         if not goes_on:
-            return effects + self.leadership.crippled(event.reason)
-        effects += self._availability.out_of_memory(now_s) if event.out_of_memory else []
-        return effects + self.leadership.voted(now_s)
+            self._out.put(*self.leadership.crippled(event.reason))
+            return
+        if event.out_of_memory:
+            self._out.put(*self._availability.out_of_memory(now_s))
+        self._out.put(*self.leadership.voted(now_s))
 
 
 def _num_sent(identity: Identity, run: RunConfig) -> int:

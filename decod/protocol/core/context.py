@@ -13,6 +13,7 @@ from decod.protocol.core.average_spec import AverageFormat
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.detours import BYWAYS_MAX, Detours
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import CatchUp, Heartbeat
 from decod.protocol.core.proofs import NO_PROOFS, Proofs
@@ -157,6 +158,8 @@ class Context:
     proofs: Proofs = NO_PROOFS
     """How others prove what they have sent, where work is audited."""
     tensors: TensorStore = field(default_factory=TensorStore)
+    out: EffectSink[Effect] = field(default_factory=EffectSink)
+    """Where the node's machines say what they want done. `NodeMachine` hands it on."""
     compute: ComputeQueue = field(init=False)
     detours: Detours = field(init=False)
 

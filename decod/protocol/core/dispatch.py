@@ -16,7 +16,7 @@ from decod.protocol.core.events import Received
 from decod.protocol.core.messages import MESSAGES, Message, RoundMessage
 from decod.protocol.core.messages.scopes import OfAveraging, OfPath, OfRun, OfView
 
-Receiver = Callable[[float, Received], list[Effect]]
+Receiver = Callable[[float, Received], None]
 """Takes in a message at an instant."""
 
 _KEPT_MAX = 4096
@@ -39,6 +39,7 @@ class Dispatch:
 
     def __init__(self, context: Context, num_sent: int) -> None:
         self._context = context
+        self._out = context.out
         self._tensors_of_one_max = 2 * num_sent + 8
         self._receivers: dict[type, Receiver] = {}
         self._early: deque[Received] = deque()
@@ -60,26 +61,27 @@ class Dispatch:
         missing = [kind.__name__ for kind in KINDS if kind not in self._receivers]
         assert not missing, f"nobody receives {', '.join(missing)}"
 
-    def deliver(self, now_s: float, received: Received) -> list[Effect]:
+    def deliver(self, now_s: float, received: Received) -> None:
         """Hand a message to its receiver, keep it for later, or drop it."""
         message = received.message
         context = self._context
-        if _travels(message) and context.node_id not in context.view:
-            return self.keep(received)  # Of an iteration that this node may enter with.
         place = _place_of(message, context.iteration, context.view.version)
         here = (context.iteration, context.view.version)
-        if place is not None and place > here:
-            return self.keep(received)
-        if place is not None and (place < here or received.sender not in context.view):
-            return released(received)
+        known = received.sender in context.view
         receiver = self._receivers.get(type(message))
-        if receiver is None:  # It belongs to runs of another kind.
-            return released(received)
-        return receiver(now_s, received)
+        if _travels(message) and context.node_id not in context.view:
+            self.keep(received)  # Of an iteration that this node may enter with.
+        elif place is not None and place > here:
+            self.keep(received)
+        elif receiver is None or (place is not None and not (place == here and known)):
+            # Of a run of another kind, of an earlier iteration or view, or of no member's.
+            self._out.put(*released(received))
+        else:
+            receiver(now_s, received)
 
     # --- early messages -----------------------------------------------------------------------
 
-    def keep(self, received: Received) -> list[Effect]:
+    def keep(self, received: Received) -> None:
         """Keep a message until another iteration or view begins."""
         self._early.append(received)
         own = [each for each in self._early if each.sender == received.sender]
@@ -91,21 +93,23 @@ class Dispatch:
         elif len(words := [each for each in self._early if each.tensor is None]) > _KEPT_MAX:
             surplus = words[0]
         else:
-            return []
+            return
         self._early.remove(surplus)
-        return released(surplus)
+        self._out.put(*released(surplus))
 
-    def replay(self, now_s: float) -> list[Effect]:
+    def replay(self, now_s: float) -> None:
         """Take up the early messages, in the order in which they came."""
         early = self._early
         self._early = deque()
-        return [effect for each in early for effect in self.deliver(now_s, each)]
+        for each in early:
+            self.deliver(now_s, each)
 
-    def end(self) -> list[Effect]:
+    def end(self) -> None:
         """Drop the early messages: the node stops."""
         early = self._early
         self._early = deque()
-        return [effect for each in early for effect in released(each)]
+        for each in early:
+            self._out.put(*released(each))
 
 
 def released(received: Received) -> list[Effect]:

@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, noted
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import CatchUp, Mend, Message, Open
 from decod.protocol.core.seals import NO_SEALS, Seals, doubts, sealed
@@ -38,6 +37,7 @@ class KnownViews:
 
     def __init__(self, context: Context, seals: Seals = NO_SEALS) -> None:
         self._context = context
+        self._out = context.out
         self._seals = seals
         self._known: deque[View] = deque(maxlen=_KNOWN_MAX)
         self._before: dict[_Place, View] = {}
@@ -103,32 +103,33 @@ class KnownViews:
 
     # --- receiving ----------------------------------------------------------------------------
 
-    def take(self, received: Received) -> tuple[Open | Mend | None, list[Effect]]:
+    def take(self, received: Received) -> Open | Mend | None:
         """Return a decision with its whole view, which this node is to act on.
 
-        Or None and what to do instead: the view can't be made here, or nobody who may decide has
-        made the decision.
+        None: the view can't be made here, or nobody who may decide has made the decision.
         """
         told = received.message
         message = self.whole(told)
         if message is None:
-            return None, self._ask(received.sender)
+            self._ask(received.sender)
+            return None
         made = replace(received, message=message)
         if message is not told and (doubt := doubts(made, self._seals)):
-            return None, doubt
+            self._out.put(*doubt)
+            return None
         self.taken(message)
-        return message, []
+        return message
 
-    def _ask(self, sender: NodeId) -> list[Effect]:
+    def _ask(self, sender: NodeId) -> None:
         """Ask for a whole view, unless the answer to this may still be on its way."""
         now_s = self._context.now_s
         interval_s = self._context.run.protocol.heartbeat_interval_s
         asked, asked_s = self._asked
         if asked == sender and now_s - asked_s < interval_s:
-            return []
+            return
         self._asked = (sender, now_s)
-        note = noted("view.missed", peer=sender)
-        return [note, Send(sender, CatchUp(self._context.iteration))]
+        self._out.note("view.missed", peer=sender)
+        self._out.send(sender, CatchUp(self._context.iteration))
 
     def whole(self, message: Message) -> Open | Mend | None:
         """Return a decision with its whole view, or None if this node can't make that."""

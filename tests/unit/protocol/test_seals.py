@@ -83,16 +83,14 @@ def test_a_decision_without_a_true_seal_changes_nothing(forged: Decision, sender
 
 def test_the_seal_travels_on_and_only_the_leader_can_make_it() -> None:
     leader, relay = machine(leads=True), machine(leads=False)
-    told = [
-        effect
-        for effect in leader._deliver(0.0, [Send(R1A, FIRST), Send(R1B, FIRST)])
-        if isinstance(effect, Send)
-    ]
+    leader.context.out.send_all((R1A, R1B), FIRST)
+    told = [effect for effect in leader._delivered(0.0) if isinstance(effect, Send)]
     assert [send.message.seal for send in told if isinstance(send.message, m.Open)] == [b"word"] * 2
     relay.start(0.0)
     relay.step(1.0, received(R1B, told[0].message))
     assert relay.context.iteration == Iteration(0, 0), "it is no candidate that was assigned"
-    (own,) = relay._deliver(0.0, [Send(R1B, FIRST)])
+    relay.context.out.send(R1B, FIRST)
+    (own,) = relay._delivered(0.0)
     assert isinstance(own, Send)
     assert isinstance(own.message, m.Open)
     assert own.message.seal == b""
