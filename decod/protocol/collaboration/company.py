@@ -254,18 +254,21 @@ class Company:
         """Whether another coordinator's run goes on, and not this one's."""
         theirs = (roll.height.round, len(roll.peers) - 1, sender)
         succeeds = roll.term > self.term and _leads_to(self._past.height, roll)
-        return succeeds or theirs > self._rank
+        return succeeds or theirs > self._rank_beside(sender)
 
-    @property
-    def _rank(self) -> tuple[int, int, NodeId]:
-        """How far this peer's run has come, to be compared with another one's."""
-        return (self._past.height.round, self._num_peers, self._node_id)
+    def _rank_beside(self, other: NodeId) -> tuple[int, int, NodeId]:
+        """Return how far this peer's run has come, to be compared with another coordinator's."""
+        return (self._past.height.round, self._num_peers_beside(other), self._node_id)
 
-    @property
-    def _num_peers(self) -> int:
-        """Of the coordinator. 0: it has not even the run's state."""
-        seeks = self.following is None and not self._past.has_state
-        return 0 if seeks else len(self.peers)
+    def _num_peers_beside(self, other: NodeId) -> int:
+        """Return how many peers the coordinator has. 0: it has not even the run's state.
+
+        Of two coordinators neither counts the other, which it may have taken in before that had
+        peers of its own. If one of them did, each could think for ever that the other must yield.
+        """
+        if self.following is None and not self._past.has_state:
+            return 0
+        return sum(node != other for node in self.peers)
 
     def _follow(self, now_s: float, coordinator: NodeId, roll: Roll) -> None:
         """Follow a coordinator from now on; so do those who have followed this peer."""
@@ -325,7 +328,8 @@ class Company:
         if not self._past.has_state:
             self._out.note("state.sought")
             others = [e.node_id for e in following.roll.peers if e.node_id != self._node_id]
-            self._out.send_all(others, self._greeting())
+            for node in others:
+                self._greet(node)
             return
         self._out.note("coordinator.succeeded", term=term, round=self._past.height.round)
         for entry in following.roll.peers:
@@ -349,14 +353,20 @@ class Company:
 
     # --- meeting ------------------------------------------------------------------------------
 
-    def _greeting(self) -> Greeting:
-        coordinator = self.coordinator
-        past = self._past
-        address = self._addresses.get(coordinator, self._address)
-        return Greeting(self._address, past.height, past.ids, self._num_peers, coordinator, address)
+    @property
+    def _coordinator_address(self) -> str:
+        return self._addresses.get(self.coordinator, self._address)
 
     def _greet(self, node: NodeId) -> None:
-        self._out.send(node, self._greeting())
+        greeting = Greeting(
+            self._address,
+            self._past.height,
+            self._past.ids,
+            self._num_peers_beside(node),
+            self.coordinator,
+            self._coordinator_address,
+        )
+        self._out.send(node, greeting)
 
     def found(self, node: NodeId, address: str) -> None:
         """Greet another node of the run, unless it is with this peer already."""
@@ -377,7 +387,7 @@ class Company:
             self._greet(message.coordinator)
         else:
             theirs = (message.height.round, message.num_peers, sender)
-            if message.coordinator == sender and theirs > self._rank:
+            if message.coordinator == sender and theirs > self._rank_beside(sender):
                 self._greet(sender)
             else:
                 self.coordinating.admit(now_s, sender, message.address, message.height)
@@ -390,8 +400,7 @@ class Company:
                 self.succeed(now_s)
                 self.greeted(now_s, sender, message)
         elif message.coordinator == self._node_id:
-            address = self._greeting().coordinator_address
-            self._out.send(sender, Farewell(self.coordinator, address))
+            self._out.send(sender, Farewell(self.coordinator, self._coordinator_address))
         else:
             # Coordinators settle it between them: two followers would greet each other for ever.
             self._addresses[message.coordinator] = message.coordinator_address

@@ -66,7 +66,8 @@ class Greeting(OfRun):
     past: Past
     """State ids before that, the newest first."""
     num_peers: Count
-    """That the sender's coordinator has, itself included."""
+    """That the sender's coordinator has, itself included and the receiver left out. 0: it has not
+    even the run's state."""
     coordinator: NodeId
     """Whom the sender follows; it may be itself."""
     coordinator_address: Address

@@ -7,7 +7,7 @@ from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.loading import Past
 from decod.protocol.collaboration.loop import PeerSink, UseAddresses
 from decod.protocol.core.effects import Note, Send
-from decod.protocol.core.messages.round_messages import Farewell, Greeting, Height
+from decod.protocol.core.messages.round_messages import Farewell, Greeting, Height, Roll
 from tests.unit.protocol.collaboration.rounds_cast import (
     CONFIG,
     START,
@@ -74,6 +74,22 @@ def test_who_takes_a_follower_for_its_coordinator_is_sent_on(out: PeerSink) -> N
 
 
 # --- yielding -------------------------------------------------------------------------------------
+
+
+def test_of_two_coordinators_one_yields_even_if_one_has_taken_the_other_in(out: PeerSink) -> None:
+    """With D counted, C has more peers than D; without it, as many, and then D comes first."""
+    c, d = company(out, C), company(out, D)
+    for node in (A, D):
+        c.greeted(0.0, node, greeting(node))
+    d.greeted(0.0, B, greeting(B))
+    out.taken()
+    c.greeted(0.1, D, greeting(D, num_peers=2))
+    (yielding,) = sent(out.taken(), D)
+    assert isinstance(yielding, Greeting)
+    d.greeted(0.2, C, yielding)
+    (told,) = [message for message in sent(out.taken(), C) if isinstance(message, Roll)]
+    c.took_roll(0.3, D, told)
+    assert c.coordinator == D
 
 
 def test_samples_that_the_others_do_not_have_are_reported_as_lost(out: PeerSink) -> None:
