@@ -79,15 +79,15 @@ class Delivery:
 
     def overdue(self, now_s: float) -> None:
         """Send again, and try broken links."""
-        self._out.put(*self.outbox.overdue(now_s))
-        self._out.put(*self.forwarding.overdue(now_s))
+        self.outbox.overdue(now_s)
+        self.forwarding.overdue(now_s)
 
     def sent(self, now_s: float, event: TensorSent) -> None:
         """A tensor has arrived where it was sent to."""
         self._out.put(*self._strategy.step(now_s, event))
         self._strategy.copy.replay_source.sent(event)
-        self._out.put(*self.forwarding.sent(event))
-        self._out.put(*self.measuring.sent(now_s, event))
+        self.forwarding.sent(event)
+        self.measuring.sent(now_s, event)
         self._out.put(*self._tensors.release(event.tensor))
 
     def heard(self, now_s: float, received: Received) -> None:
@@ -95,26 +95,22 @@ class Delivery:
         self.liveness.heard(now_s, received)
         message = received.message
         if isinstance(message, messages.Heartbeat):
-            self._out.put(*self._bans.heard(now_s, received.sender, message))
+            self._bans.heard(now_s, received.sender, message)
 
     def received(self, now_s: float, received: Received) -> None:
         """Take in who lives, who is banned, or what became of a message."""
         sender = received.sender
         match received.message:
             case Passed() as word:
-                effects, failed = self.forwarding.passed(sender, word)
-                self._out.put(*effects)
-                self._undelivered(now_s, failed)
+                self._undelivered(now_s, self.forwarding.passed(sender, word))
             case messages.Bans():
-                bans, problem = self._bans.received(received)
-                if bans is None:
-                    self._out.put(*problem)
-                else:
+                bans = self._bans.received(received)
+                if bans is not None:
                     self.banned(now_s, bans, sender)
             case Ping(nonce):
                 # Whom this node can't be reached by it may not reach either.
                 if received.way is not None:
-                    self._out.put(*self.forwarding.hinted(now_s, sender))
+                    self.forwarding.hinted(now_s, sender)
                 self._out.send(sender, Pong(nonce))
             case _:
                 raise AssertionError(f"{received.message} is not for here")
@@ -125,9 +121,9 @@ class Delivery:
         if bans.version <= self._context.bans.version:
             return
         if self._context.view.leader in bans.banned:
-            self._out.put(*self._bans.contest(now_s, bans))
+            self._bans.contest(now_s, bans)
             return
-        self._out.put(*self._bans.adopt(bans, teller))
+        self._bans.adopt(bans, teller)
         if own in bans.banned:
             self._out.put(Stop(StopReason.BANNED, bans.banned[own]))
         else:
@@ -135,21 +131,20 @@ class Delivery:
 
     def measured(self, now_s: float, event: LinkMeasured) -> None:
         """A link was timed."""
-        self._out.put(*self.forwarding.measured(now_s, event))
-        self._out.put(*self.measuring.measured(now_s, event))
+        self.forwarding.measured(now_s, event)
+        self.measuring.measured(now_s, event)
 
     def failed(self, now_s: float, event: SendFailed) -> None:
         """Something did not arrive where it was sent to."""
         if event.gone:
             self.liveness.gone(now_s, event.to)
-        effects, failed = self.forwarding.undelivered(now_s, event)
-        self._out.put(*effects)
+        failed = self.forwarding.undelivered(now_s, event)
         # What was sent before the link was known to be broken fails as well, maybe seconds later.
         # That is no news: it goes another way now.
         known = event.way is None and self.forwarding.goes_around(event.to)
         if failed is None and event.fault is Fault.LINK and not known:
             # Another's message, or one that was to be passed on: the receiver is doubted alike.
-            self._out.put(*self.liveness.undelivered(now_s, event.to, event.reason))
+            self.liveness.undelivered(now_s, event.to, event.reason)
         else:
             self._undelivered(now_s, failed, doubted=not known)
 
@@ -161,19 +156,19 @@ class Delivery:
             self._out.put(*self._joining.missed(now_s, event, self._strategy.copy.replay_source))
             self._out.put(*self._strategy.copy.arrival.progressed(now_s))
             return
-        self._out.put(*self.outbox.undelivered(now_s, event))
+        self.outbox.undelivered(now_s, event)
         self._out.put(*self._strategy.step(now_s, event))
         self.measuring.undelivered(event)
         if event.tensor is not None and event.fault is not Fault.LINK:
             late = event.fault is Fault.RATE
             reason = messages.TOO_SLOW if late else messages.TENSOR_REFUSED
-            self._out.put(*self.liveness.suspect(now_s, event.to, reason))
+            self.liveness.suspect(now_s, event.to, reason)
             return
         handled = self._leadership.unreachable(now_s, event.to, event.message, event.reason)
         if handled is not None:
             self._out.put(*handled)
         elif doubted:
-            self._out.put(*self.liveness.undelivered(now_s, event.to, event.reason))
+            self.liveness.undelivered(now_s, event.to, event.reason)
 
 
 _LINGER_INTERVALS = 1.5
@@ -223,7 +218,7 @@ class Ending:
         context = self._context
         match event:
             case Received(way=way) if way is not None and way.goal != context.node_id:
-                self._out.put(*forwarding.pass_on(event))
+                forwarding.pass_on(event)
             case Received(sender, CatchUp()):
                 self._out.send(sender, self._decision)
             case Received(sender, Ping(nonce)):
@@ -235,14 +230,13 @@ class Ending:
             case JobFailed():
                 self._out.put(*context.compute.failed(now_s, event)[1])
             case TensorSent():
-                self._out.put(*forwarding.sent(event))
+                forwarding.sent(event)
                 self._out.put(*context.tensors.release(event.tensor))
             case SendFailed():
-                effects, failed = forwarding.undelivered(now_s, event)
-                self._out.put(*effects)
+                failed = forwarding.undelivered(now_s, event)
                 if failed is not None:
-                    self._out.put(*outbox.undelivered(now_s, failed))
+                    outbox.undelivered(now_s, failed)
             case StateFetched():
                 self._out.put(*context.tensors.release(context.tensors.add(event.tensor)))
             case _:
-                self._out.put(*outbox.overdue(now_s))
+                outbox.overdue(now_s)

@@ -318,7 +318,7 @@ class NodeMachine:
     def _handle(self, now_s: float, event: Event) -> None:  # noqa: C901 - a line each.
         match event:
             case Received(way=way) if way is not None and way.goal != self.identity.node_id:
-                self._out.put(*self.forwarding.pass_on(event))
+                self.forwarding.pass_on(event)
             case Received() if doubt := doubts_at_first(event, self._seals):
                 self._out.put(*doubt)
             case Received():
@@ -334,7 +334,7 @@ class NodeMachine:
             case SendFailed():
                 self._delivery.failed(now_s, event)
             case TensorLate(late):
-                self._out.put(*self._liveness.suspect(now_s, late, messages.TOO_SLOW))
+                self._liveness.suspect(now_s, late, messages.TOO_SLOW)
             case LinkMeasured():
                 self._delivery.measured(now_s, event)
             case DeadlinePassed():
@@ -373,7 +373,7 @@ class NodeMachine:
                 self._delivery.banned(now_s, bans, self.identity.node_id)
             case Woke(asleep_s):
                 if self.in_view:
-                    self._out.put(*self._liveness.woke(now_s, asleep_s))
+                    self._liveness.woke(now_s, asleep_s)
             case AverageRequested():
                 self._out.put(*self.leadership.average_first())
             case BlockCommits(blocked):
@@ -393,9 +393,12 @@ class NodeMachine:
             outward += self._delivered(now_s)
         self._out.put(*self.leadership.overdue(now_s))
         outward += self._delivered(now_s)
-        for part in (self._availability, self._liveness, self._measuring):
+        if self.in_view and not self._stopped:
+            self._out.put(*self._availability.overdue(now_s))
+            outward += self._delivered(now_s)
+        for part in (self._liveness, self._measuring):
             if self.in_view and not self._stopped:
-                self._out.put(*part.overdue(now_s))
+                part.overdue(now_s)
                 outward += self._delivered(now_s)
         if self.in_view and not self._stopped:
             self._out.put(*self.strategy.step(now_s, DeadlinePassed()))
@@ -413,7 +416,7 @@ class NodeMachine:
         register(said(self._joining.received), messages.Assign, messages.Refuse)
         register(self._replayed, *get_args(FollowMessage))
         register(self._delivery.received, Passed, messages.Ping, messages.Bans)
-        register(said(self._liveness.received), messages.Heartbeat)
+        register(self._liveness.received, messages.Heartbeat)
         register(self._opened, messages.Open)
         register(self._mended, messages.Mend)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
@@ -503,7 +506,7 @@ class NodeMachine:
     def _end(self, now_s: float, decision: messages.Open) -> None:
         """The run has ended. What was committed last may only be learnt from that."""
         self._out.put(*self.strategy.close(decision)[1])
-        self._out.put(*self.forwarding.end())
+        self.forwarding.end()
         ended = decision.opening.iteration
         self.context.opening = replace(self.context.opening, iteration=ended)
         self._ending = Ending(now_s, self.context, decision)
@@ -532,7 +535,7 @@ class NodeMachine:
         self._liveness.adopt(now_s)
         self.leadership.election.mended(now_s, message)
         self._measuring.opened(now_s, renewed=True)
-        self._out.put(*self.forwarding.adopt())
+        self.forwarding.adopt()
         self._out.put(*self.strategy.mend(now_s))
         self._dispatch.replay(now_s)
 
@@ -553,11 +556,11 @@ class NodeMachine:
         stage_before = None if entering else context.member.stage_index
         returns = opening.origin is not None and (entering or begins_era(opening, context))
         context.opening = opening
-        self._out.put(*self.forwarding.opened())
+        self.forwarding.opened()
         if renewed:
             context.adopt(opening.view)
             self._liveness.adopt(now_s)
-            self._out.put(*self.forwarding.adopt())
+            self.forwarding.adopt()
         self._out.put(*self.leadership.adopt(now_s, decision))
         self._measuring.opened(now_s, renewed=renewed)
         self._liveness.announced(now_s)

@@ -8,7 +8,6 @@ With each of its heartbeats it says so of the first member of that stage.
 import sys
 
 from decod.cli.main import main
-from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages import Suspect
 from decod.protocol.links.liveness import Liveness
 
@@ -21,11 +20,13 @@ def program(stage: int) -> tuple[str, ...]:
 def _accuse(stage: int) -> None:
     overdue = Liveness.overdue
 
-    def accuse(self: Liveness, now_s: float) -> list[Effect]:
+    def accuse(self: Liveness, now_s: float) -> None:
         beats = self.deadline_s is not None and now_s >= self.deadline_s
-        effects, view = overdue(self, now_s), self._context.view
+        overdue(self, now_s)
+        view = self._context.view
         accused = [member.node_id for member in view.workers[stage]][:1]
-        return effects + [Send(view.leader, Suspect(n, "no heartbeat")) for n in accused if beats]
+        for node in accused if beats else ():
+            self._out.send(view.leader, Suspect(node, "no heartbeat"))
 
     Liveness.overdue = accuse  # type: ignore[method-assign]
 

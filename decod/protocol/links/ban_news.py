@@ -14,7 +14,7 @@ import math
 from decod.ids import NodeId
 from decod.protocol.core.bans import BanList, ReadBans
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import ContestBans, Effect, Send, UseBans, noted
+from decod.protocol.core.effects import ContestBans, UseBans
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import Bans, Heartbeat
 from decod.protocol.core.view import orphans, tree_place
@@ -36,51 +36,53 @@ class BanNews:
 
     def __init__(self, context: Context, read: ReadBans) -> None:
         self._context = context
+        self._out = context.out
         self._read = read
         self._told_s: dict[NodeId, float] = {}
         """When nodes that are behind, or ahead, were last told."""
         self._contested_s = -math.inf
         """When the leader was last told of a list that bans it."""
 
-    def heard(self, now_s: float, sender: NodeId, beat: Heartbeat) -> list[Effect]:
+    def heard(self, now_s: float, sender: NodeId, beat: Heartbeat) -> None:
         """A neighbour says how far it is. If it is behind, it gets the list; if this node is, it
         asks by telling the same of itself.
         """
         known = self._context.bans
         waited_s = now_s - self._told_s.get(sender, -math.inf)
         if beat.bans == known.version or waited_s < _AGAIN_S:
-            return []
+            return
         if len(self._told_s) >= _TOLD_MAX:
             self._told_s.clear()
         self._told_s[sender] = now_s
-        if beat.bans < known.version:
-            return [Send(sender, word_of(known))]
-        return [Send(sender, self._context.heartbeat)]
+        behind = beat.bans < known.version
+        self._out.send(sender, word_of(known) if behind else self._context.heartbeat)
 
-    def received(self, received: Received) -> tuple[BanList | None, list[Effect]]:
+    def received(self, received: Received) -> BanList | None:
         """Read a list that has arrived; return None if it is no news or not believed."""
         word = received.message
         sender = received.sender
         assert isinstance(word, Bans)
         if word.version <= self._context.bans.version:
-            return None, []
+            return None
         found = self._read(word.statement)
         if isinstance(found, str) or found.version != word.version:
             reason = found if isinstance(found, str) else "it is of another version"
-            return None, [noted("bans.unproven", peer=sender, reason=reason)]
-        return found, []
+            self._out.note("bans.unproven", peer=sender, reason=reason)
+            return None
+        return found
 
-    def contest(self, now_s: float, bans: BanList) -> list[Effect]:
+    def contest(self, now_s: float, bans: BanList) -> None:
         """Have the leader replace a list that bans it."""
         if now_s - self._contested_s < _AGAIN_S:
-            return []
+            return
         self._contested_s = now_s
         leader = self._context.view.leader
         if leader == self._context.node_id:
-            return [ContestBans(bans)]
-        return [Send(leader, word_of(bans))]
+            self._out.put(ContestBans(bans))
+        else:
+            self._out.send(leader, word_of(bans))
 
-    def adopt(self, bans: BanList, teller: NodeId) -> list[Effect]:
+    def adopt(self, bans: BanList, teller: NodeId) -> None:
         """Use a later list from now on, and pass it on.
 
         Args:
@@ -106,9 +108,9 @@ class BanNews:
         # The leader tells those that are banned, and takes them out of the view.
         told = (context.node_id, teller, *bans.banned)
         others = [node for node in dict.fromkeys(receivers) if node not in told]
-        word = word_of(bans)
-        note = noted("bans.changed", num_banned=len(bans.banned), version=bans.version)
-        return [note, *(Send(node, word) for node in others), UseBans(bans)]
+        self._out.note("bans.changed", num_banned=len(bans.banned), version=bans.version)
+        self._out.send_all(others, word_of(bans))
+        self._out.put(UseBans(bans))
 
 
 def word_of(bans: BanList) -> Bans:

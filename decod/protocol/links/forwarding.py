@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from decod.ids import NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import Effect, Note, ProbeLink, Send, SendTensor
+from decod.protocol.core.effects import Effect, ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.core.messages import CatchUp, Heartbeat, Leave, LinkReport, Message, Open, Pong
 from decod.protocol.core.messages.decision_messages import ElectionMessage
@@ -48,6 +48,7 @@ class Outbox:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._waiting: list[tuple[float, int, Send | SendTensor]] = []
         """With the instant and the term that each is tried again at."""
 
@@ -55,7 +56,7 @@ class Outbox:
     def deadline_s(self) -> float | None:
         return self._waiting[0][0] if self._waiting else None  # All wait equally long.
 
-    def undelivered(self, now_s: float, event: SendFailed) -> list[Effect]:
+    def undelivered(self, now_s: float, event: SendFailed) -> None:
         """Keep a message for another try, if its receiver would still care."""
         if self._current(event.to, event.message):
             again: Send | SendTensor = Send(event.to, event.message)
@@ -64,22 +65,20 @@ class Outbox:
             due_s = now_s + _RETRY_S
             assert not self._waiting or self._waiting[-1][0] <= due_s, "the first is due first"
             self._waiting.append((due_s, self._context.view.term, again))
-            return []
-        return self._context.tensors.release(event.tensor) if event.tensor is not None else []
+        elif event.tensor is not None:
+            self._out.put(*self._context.tensors.release(event.tensor))
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         if not self._waiting or self._waiting[0][0] > now_s:
-            return []
+            return
         due = [(term, effect) for due_s, term, effect in self._waiting if due_s <= now_s]
         self._waiting = [entry for entry in self._waiting if entry[0] > now_s]
-        effects: list[Effect] = []
         for term, effect in due:
             same_term = term == self._context.view.term
             if same_term and self._current(effect.to, effect.message):
-                effects.append(effect)
+                self._out.put(effect)
             elif isinstance(effect, SendTensor):
-                effects += self._context.tensors.release(effect.tensor)
-        return effects
+                self._out.put(*self._context.tensors.release(effect.tensor))
 
     def _current(self, receiver: NodeId, message: Message) -> bool:
         """Whether a message would still mean something to its receiver."""
@@ -161,6 +160,7 @@ class Forwarding:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._broken: dict[NodeId, _Broken] = {}
         self._whole_s: dict[NodeId, float] = {}
         """When a probe last found a broken link to work again."""
@@ -275,63 +275,68 @@ class Forwarding:
 
     # --- what becomes of it -------------------------------------------------------------------
 
-    def sent(self, event: TensorSent) -> list[Effect]:
+    def sent(self, event: TensorSent) -> None:
         """A tensor has arrived at its receiver, or at who is to pass it on."""
         key = (event.to, event.tensor)
         self._num_lost.pop(event.to, None)
         self._direct.pop(key, None)
         self._again.discard(key)
         way = self._passing.pop(key, None)
-        return [] if way is None else [Send(way.origin, Passed(way.ticket, arrived=True))]
+        if way is not None:
+            self._out.send(way.origin, Passed(way.ticket, arrived=True))
 
-    def undelivered(
-        self, now_s: float, event: SendFailed
-    ) -> tuple[list[Effect], SendFailed | None]:
+    def undelivered(self, now_s: float, event: SendFailed) -> SendFailed | None:
         """Something could not be sent.
 
         Returns:
-            Effects, and the failure as it concerns this node: of a message to its goal. None if it
-            does not, because it is another's message, or has been sent another way already.
+            The failure as it concerns this node: of a message to its goal. None if it does not,
+            because it is another's message, or has been sent another way already.
         """
         way = event.way
         tensor = event.tensor
         key = (event.to, tensor) if tensor is not None else None
-        marks = self._tensor_failed(now_s, event) if key is not None else []
+        if key is not None:
+            self._tensor_failed(now_s, event)
         if way is not None and way.origin != self._context.node_id:
             if tensor is not None:
                 self._passing.pop((event.to, tensor), None)
-                marks += self._context.tensors.release(tensor)
-            return [*marks, Send(way.origin, Passed(way.ticket, arrived=False))], None
+                self._out.put(*self._context.tensors.release(tensor))
+            self._out.send(way.origin, Passed(way.ticket, arrived=False))
+            return None
         if way is not None:
             # Nothing is said of the goal: who was to pass it on is out of reach.
             self._fails(way.goal, event.to)
             entry = self._open.pop(way.ticket, None)
-            again = [entry.sending] if entry is not None else []
-            lost = self._context.tensors.release(tensor) if tensor is not None else []
-            return [*marks, *lost, *again], None
+            if tensor is not None:
+                self._out.put(*self._context.tensors.release(tensor))
+            if entry is not None:
+                self._out.put(entry.sending)
+            return None
         if key is not None:
             self._direct.pop(key, None)
             if key in self._again:
                 self._again.discard(key)
-                return [*marks, *self._context.tensors.release(key[1])], None
-        return marks, event
+                self._out.put(*self._context.tensors.release(key[1]))
+                return None
+        return event
 
-    def passed(self, sender: NodeId, message: Passed) -> tuple[list[Effect], SendFailed | None]:
+    def passed(self, sender: NodeId, message: Passed) -> SendFailed | None:
         """Somebody says what became of what it was to pass on.
 
         Returns:
-            Effects, and the failure of the message if it has not arrived.
+            The failure of the message if it has not arrived.
         """
         entry = self._open.get(message.ticket)
         if entry is None or entry.by != sender:
-            return [], None
+            return None
         if message.arrived:
-            return self._forget(message.ticket), None
+            self._out.put(*self._forget(message.ticket))
+            return None
         sending = self._open.pop(message.ticket).sending
         self._fails(sending.to, sender)
         # Whoever gets the failure takes over the entry's reference to a tensor.
         tensor = sending.tensor if isinstance(sending, SendTensor) else None
-        return [], SendFailed(sending.to, sending.message, "no member can reach it", tensor)
+        return SendFailed(sending.to, sending.message, "no member can reach it", tensor)
 
     def _fails(self, goal: NodeId, by: NodeId) -> None:
         """Have another than `by` pass on what is for a member."""
@@ -339,14 +344,13 @@ class Forwarding:
             broken.failed.add(by)
             broken.by = None
 
-    def _tensor_failed(self, now_s: float, event: SendFailed) -> list[Effect]:
+    def _tensor_failed(self, now_s: float, event: SendFailed) -> None:
         """Take in that a tensor could not be sent."""
         if event.fault is Fault.NONE:
-            return []
+            return
         self._num_lost[event.to] += 1
-        if event.fault is Fault.LINK and self._num_lost[event.to] < _TENSORS_LOST:
-            return []
-        return self.broken(now_s, event.to, tensors_only=True)
+        if event.fault is not Fault.LINK or self._num_lost[event.to] >= _TENSORS_LOST:
+            self.broken(now_s, event.to, tensors_only=True)
 
     def _forget(self, ticket: int) -> list[Effect]:
         sending = self._open.pop(ticket).sending
@@ -356,31 +360,32 @@ class Forwarding:
 
     # --- passing on ---------------------------------------------------------------------------
 
-    def pass_on(self, received: Received) -> list[Effect]:
+    def pass_on(self, received: Received) -> None:
         """Send on what another has given this node for somebody else."""
         way = received.way
         view = self._context.view
         me = self._context.node_id
         assert way is not None
         if not {me, way.origin, way.goal} <= view.by_id.keys():
-            refused = Send(way.origin, Passed(way.ticket, arrived=False))
-            return [*released(received), refused]
-        if received.tensor is None:
-            return [Send(way.goal, received.message, way)]
-        tensor = self._context.tensors.add(received.tensor)
-        self._passing[way.goal, tensor] = way
-        return [SendTensor(way.goal, received.message, tensor, way)]
+            self._out.put(*released(received))
+            self._out.send(way.origin, Passed(way.ticket, arrived=False))
+        elif received.tensor is None:
+            self._out.put(Send(way.goal, received.message, way))
+        else:
+            tensor = self._context.tensors.add(received.tensor)
+            self._passing[way.goal, tensor] = way
+            self._out.put(SendTensor(way.goal, received.message, tensor, way))
 
     # --- links --------------------------------------------------------------------------------
 
-    def broken(self, now_s: float, node: NodeId, *, tensors_only: bool = False) -> list[Effect]:
+    def broken(self, now_s: float, node: NodeId, *, tensors_only: bool = False) -> None:
         """The link to a member carries nothing. What is under way on it is sent another way."""
         known = self._broken.get(node)
         view = self._context.view
         if node not in view or self._context.node_id not in view:
-            return []
+            return
         if known is not None and (tensors_only or not known.tensors_only):
-            return []
+            return
         if known is None:
             self._broken[node] = _Broken(tensors_only, now_s + _PROBE_PAUSE_S)
             self._context.links.broken.add(node)
@@ -389,52 +394,50 @@ class Forwarding:
         for other in self._broken.values():
             other.by = None if other.by == node else other.by
         if next(self._others(node), None) is None:
-            return []
-        effects: list[Effect] = [Note("link.broken", (("peer", node),))]
+            return
+        self._out.note("link.broken", peer=node)
         for key, sending in list(self._direct.items()):
             if key[0] == node:
                 del self._direct[key]
                 self._again.add(key)
                 self._context.tensors.retain(sending.tensor)
-                effects.append(sending)
-        return effects
+                self._out.put(sending)
 
-    def hinted(self, now_s: float, node: NodeId) -> list[Effect]:
+    def hinted(self, now_s: float, node: NodeId) -> None:
         """The link to a member may be broken, unless it has lately been seen to work."""
-        if now_s - self._whole_s.get(node, -math.inf) < _PROBE_PAUSE_MAX_S:
-            return []
-        return self.broken(now_s, node)
+        if now_s - self._whole_s.get(node, -math.inf) >= _PROBE_PAUSE_MAX_S:
+            self.broken(now_s, node)
 
-    def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
+    def measured(self, now_s: float, event: LinkMeasured) -> None:
         """A probe has ended: of a broken link, maybe."""
         broken = self._broken.get(event.peer)
         ended = event.bandwidth_bytes_per_s is not None or event.latency_s is None
         if broken is None or not ended:
-            return []
+            return
         if event.bandwidth_bytes_per_s is not None:
             self._whole(event.peer)
             self._whole_s[event.peer] = now_s
-            return [Note("link.restored", (("peer", event.peer),))]
-        broken.pause_s = min(2 * broken.pause_s, _PROBE_PAUSE_MAX_S)
-        broken.probe_s = now_s + broken.pause_s
-        broken.failed.clear()
-        return []
+            self._out.note("link.restored", peer=event.peer)
+        else:
+            broken.pause_s = min(2 * broken.pause_s, _PROBE_PAUSE_MAX_S)
+            broken.probe_s = now_s + broken.pause_s
+            broken.failed.clear()
 
     def _whole(self, node: NodeId) -> None:
         del self._broken[node]
         self._context.links.broken.discard(node)
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Probe the broken links that are due."""
         due = [node for node, broken in self._broken.items() if broken.probe_s <= now_s]
         for node in due:
             # Again only when this has ended; if that is never told, after the longest pause.
             self._broken[node].probe_s = now_s + 2 * _PROBE_PAUSE_MAX_S
-        return [ProbeLink(node, _PROBE_SIZE_BYTES) for node in due]
+            self._out.put(ProbeLink(node, _PROBE_SIZE_BYTES))
 
     # --- iterations and views ---------------------------------------------------------------------
 
-    def opened(self) -> list[Effect]:
+    def opened(self) -> None:
         """Another iteration begins: what was given away in the last one matters to nobody.
 
         Parts of an average that travels still do.
@@ -445,17 +448,18 @@ class Forwarding:
             for ticket, entry in self._open.items()
             if not travels_on(entry.sending.message, anchor)
         ]
-        return [effect for ticket in stale for effect in self._forget(ticket)]
+        for ticket in stale:
+            self._out.put(*self._forget(ticket))
 
-    def end(self) -> list[Effect]:
+    def end(self) -> None:
         """The run is over: nobody needs the tensors that were given away."""
         tensors = [t for t, entry in self._open.items() if isinstance(entry.sending, SendTensor)]
-        return [effect for ticket in tensors for effect in self._forget(ticket)]
+        for ticket in tensors:
+            self._out.put(*self._forget(ticket))
 
-    def adopt(self) -> list[Effect]:
+    def adopt(self) -> None:
         """The context has a new view: what its lost members were to pass on is sent again."""
         view = self._context.view
-        effects = list[Effect]()
         self._num_lost.clear()
         for node in [node for node in self._broken if node not in view]:
             self._whole(node)
@@ -465,8 +469,7 @@ class Forwarding:
             broken.failed.clear()
         for ticket, entry in list(self._open.items()):
             if entry.sending.to not in view:
-                effects += self._forget(ticket)
+                self._out.put(*self._forget(ticket))
             elif entry.by not in view:
                 # Whoever sends it takes over the entry's reference to a tensor.
-                effects.append(self._open.pop(ticket).sending)
-        return effects
+                self._out.put(self._open.pop(ticket).sending)

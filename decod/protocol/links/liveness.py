@@ -32,7 +32,7 @@ from math import sqrt
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
+from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import OF_TENSORS, STANDS_STILL, Heartbeat, Ping, Pong, Suspect
 from decod.protocol.core.messages.decision_messages import AWAITED_MAX
@@ -135,9 +135,10 @@ class Liveness:
         self,
         context: Context,
         awaited: Callable[[], Set[NodeId]],
-        broken: Callable[[float, NodeId], list[Effect]] = lambda *_: [],
+        broken: Callable[[float, NodeId], None] = lambda *_: None,
     ) -> None:
         self._context = context
+        self._out = context.out
         self._awaited = awaited
         self._broken = broken
         self._answered: dict[NodeId, _Heard] = {}
@@ -220,39 +221,40 @@ class Liveness:
             since_s, _ = self._leader_gone_s or (now_s, now_s)
             self._leader_gone_s = (since_s, now_s)
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Beat, and look at who has been silent."""
         if self.deadline_s is None or now_s < self.deadline_s:
-            return []
+            return
         config = self._context.run.protocol
         context = self._context
         # Counted from now: after a long stall one heartbeat is owed, not a burst.
         self.deadline_s = now_s + config.heartbeat_interval_s
-        effects = self._beat(now_s)
+        self._beat(now_s)
         for node, heard in self._heard.items():
             if now_s - heard.since_s > heard.patience.timeout_s:
-                effects += self.suspect(now_s, node, "no heartbeat", heard.patience.slack)
-        effects += self._await(now_s)
+                self.suspect(now_s, node, "no heartbeat", heard.patience.slack)
+        self._await(now_s)
         if context.compute.is_late(now_s):
             # The leader goes on without this node, if others can do its work.
-            effects.append(Send(context.view.leader, Suspect(context.node_id, STANDS_STILL)))
+            self._out.send(context.view.leader, Suspect(context.node_id, STANDS_STILL))
         silent_s = now_s - self._leader_heard_s
         if context.node_id != context.view.leader and silent_s > config.leader_timeout_s:
             detail = f"no announcement of the leader for {silent_s:.0f} s"
-            return [*effects, Stop(StopReason.LEADER_LOST, detail)]
+            self._out.put(Stop(StopReason.LEADER_LOST, detail))
+            return
         if self._leader_gone_s is not None:
             since_s, last_s = self._leader_gone_s
             # Where there are other data nodes, they elect another leader.
             alone = len(context.view.data_nodes) == 1
             if alone and last_s - since_s > config.heartbeat_timeout_s:
                 detail = f"nobody has listened at the leader's address for {last_s - since_s:.0f} s"
-                return [*effects, Stop(StopReason.LEADER_LOST, detail)]
-            effects += self.catch_up(now_s)
+                self._out.put(Stop(StopReason.LEADER_LOST, detail))
+                return
+            self.catch_up(now_s)
         if now_s < self._asks_until_s or silent_s > 3 * config.heartbeat_timeout_s:
-            effects += self.catch_up(now_s)
-        return effects
+            self.catch_up(now_s)
 
-    def woke(self, now_s: float, asleep_s: float) -> list[Effect]:
+    def woke(self, now_s: float, asleep_s: float) -> None:
         """Ask what was missed while this process did not run, and go on asking for a while."""
         config = self._context.run.protocol
         self._asks_until_s = now_s + config.heartbeat_timeout_s
@@ -260,9 +262,9 @@ class Liveness:
         # offer helps, and an answer that does not come soon will not come at all.
         if asleep_s > config.leader_timeout_s:
             self._leader_heard_s = now_s - config.leader_timeout_s + config.heartbeat_timeout_s
-        return self.catch_up(now_s)
+        self.catch_up(now_s)
 
-    def _beat(self, now_s: float) -> list[Effect]:
+    def _beat(self, now_s: float) -> None:
         """Tell the watchers that this node lives, unless they have heard it."""
         beat = self._context.heartbeat
         # Half an interval: whatever was sent, a watcher never waits for two whole ones.
@@ -274,9 +276,9 @@ class Liveness:
             or (beat.bans and now_s - self._beat_s[node] >= _BANS_TOLD_S)
         ]
         self._beat_s.update(dict.fromkeys(due, now_s))
-        return [Send(node, beat) for node in due]
+        self._out.send_all(due, beat)
 
-    def _await(self, now_s: float) -> list[Effect]:
+    def _await(self, now_s: float) -> None:
         """Ask those that this node waits for whether they live; doubt those that stay silent."""
         context = self._context
         config = self._context.run.protocol
@@ -287,19 +289,17 @@ class Liveness:
         self._waits_s = {node: self._waits_s.get(node, now_s) for node in awaited}
         late = [n for n, s in self._waits_s.items() if now_s - s > config.heartbeat_timeout_s]
         self.late = tuple(sorted(late, key=self._waits_s.__getitem__)[:AWAITED_MAX])
-        effects: list[Effect] = []
         for node, answered in self._answered.items():
             silent_s = now_s - answered.since_s
             slack = answered.patience.slack
             overdue = silent_s >= config.heartbeat_timeout_s * slack
             failed_s = self._unreached.get(node, math.inf)
             if overdue or now_s - failed_s > _ANSWER_INTERVALS * config.heartbeat_interval_s:
-                effects += self._broken(now_s, node)
+                self._broken(now_s, node)
             if overdue or node in self._unreached:
-                effects += self.suspect(now_s, node, "no answer", slack)
+                self.suspect(now_s, node, "no answer", slack)
             if silent_s > self._asked_after_s or node in self._unreached:
-                effects.append(Send(node, Ping(_NO_PROBE)))
-        return effects
+                self._out.send(node, Ping(_NO_PROBE))
 
     @property
     def _asked_after_s(self) -> float:
@@ -307,37 +307,36 @@ class Liveness:
         config = self._context.run.protocol
         return config.heartbeat_timeout_s - _ASKED_INTERVALS * config.heartbeat_interval_s
 
-    def undelivered(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+    def undelivered(self, now_s: float, node: NodeId, reason: str) -> None:
         """A message could not be delivered."""
         self._unreached.setdefault(node, now_s)
-        return self.suspect(now_s, node, reason)
+        self.suspect(now_s, node, reason)
 
-    def suspect(self, now_s: float, node: NodeId, reason: str, slack: float = 1.0) -> list[Effect]:
+    def suspect(self, now_s: float, node: NodeId, reason: str, slack: float = 1.0) -> None:
         """Tell the leader of a doubt, not more often than once a heartbeat."""
         context = self._context
         last_s = self._suspected_s.get(node, -math.inf)
         if now_s - last_s < context.run.protocol.heartbeat_interval_s or node not in context.view:
-            return []
+            return
         self._suspected_s[node] = now_s
-        effects: list[Effect] = []
         if node not in self._noted:
             self._noted.add(node)
-            effects.append(Note("peer.suspected", (("peer", node), ("reason", reason))))
+            self._out.note("peer.suspected", peer=node, reason=reason)
         # That the leader may be gone concerns those who elect another.
         if node != context.view.leader or reason in OF_TENSORS:
-            effects.append(Send(context.view.leader, Suspect(node, reason, slack)))
-        return effects
+            self._out.send(context.view.leader, Suspect(node, reason, slack))
 
-    def received(self, now_s: float, received: Received) -> list[Effect]:
+    def received(self, now_s: float, received: Received) -> None:
         """Take in a heartbeat: its sender may be further than this node."""
         assert isinstance(received.message, Heartbeat)
         beat = received.message
         context = self._context
         place = context.iteration, context.view.version
         behind = (beat.iteration, beat.view_version) > place
-        return self.catch_up(now_s) if behind and context.node_id in context.view else []
+        if behind and context.node_id in context.view:
+            self.catch_up(now_s)
 
-    def catch_up(self, now_s: float) -> list[Effect]:
+    def catch_up(self, now_s: float) -> None:
         """Ask the leader what was decided meanwhile, not more often than once a heartbeat."""
         context = self._context
         waited_s = now_s - self._asked_s
@@ -345,6 +344,6 @@ class Liveness:
             waited_s < context.run.protocol.heartbeat_interval_s
             or context.node_id == context.view.leader
         ):
-            return []
+            return
         self._asked_s = now_s
-        return [Send(context.view.leader, context.catch_up)]
+        self._out.send(context.view.leader, context.catch_up)

@@ -28,7 +28,7 @@ from decod.ids import NodeId
 from decod.planner.cost import Link
 from decod.protocol.core.context import Context
 from decod.protocol.core.durations import STALE_S
-from decod.protocol.core.effects import Effect, ProbeLink, Send
+from decod.protocol.core.effects import ProbeLink
 from decod.protocol.core.events import LinkMeasured, SendFailed, TensorSent
 from decod.protocol.core.link_table import TRANSFER_SIZE_MIN_BYTES, Terms
 from decod.protocol.core.messages import FlowCost, LinkReport, Message
@@ -65,6 +65,7 @@ class LinkMeasuring:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self.deadline_s: float | None = None
         """When it is time to report and to probe."""
         self._owed: set[NodeId] = set()
@@ -106,7 +107,7 @@ class LinkMeasuring:
             case FlowCost():
                 self._context.links.offered(sender, message.compute_s)
 
-    def sent(self, now_s: float, event: TensorSent) -> list[Effect]:
+    def sent(self, now_s: float, event: TensorSent) -> None:
         """Take in how long a tensor took; say so at once if that changes much."""
         links = self._context.links
         node = event.to
@@ -119,12 +120,11 @@ class LinkMeasuring:
             share=event.share,
         )
         if node not in self._context.neighbours.nodes:
-            return []
-        if now_s - self._told_s.get(node, now_s) < URGENT_INTERVAL_S or not links.moved_far(node):
-            return []
-        return [self._tell(now_s, node)]
+            return
+        if now_s - self._told_s.get(node, now_s) >= URGENT_INTERVAL_S and links.moved_far(node):
+            self._tell(now_s, node)
 
-    def measured(self, now_s: float, event: LinkMeasured) -> list[Effect]:
+    def measured(self, now_s: float, event: LinkMeasured) -> None:
         """Take in a timed exchange, or the end of a probe."""
         peer = event.peer
         latency_s = event.latency_s
@@ -135,7 +135,6 @@ class LinkMeasuring:
         ended = bandwidth is not None or latency_s is None
         if ended and self._probing is not None and self._probing[0] == peer:
             self._end_probe(now_s)
-        return []
 
     def _end_probe(self, now_s: float) -> None:
         assert self._probing is not None
@@ -147,15 +146,16 @@ class LinkMeasuring:
         if isinstance(event.message, LinkReport) and event.to in self._context.neighbours.nodes:
             self._owed.add(event.to)
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Report and probe, if it is time."""
         if self.deadline_s is None or now_s < self.deadline_s:
-            return []
+            return
         # Counted from now: after a long stall one round of reports is owed, not a burst.
         self.deadline_s = now_s + SURVEY_INTERVAL_S
-        return [*self._report(now_s), *self._probe(now_s)]
+        self._report(now_s)
+        self._probe(now_s)
 
-    def _report(self, now_s: float) -> list[Effect]:
+    def _report(self, now_s: float) -> None:
         context = self._context
         due = [
             node
@@ -165,9 +165,10 @@ class LinkMeasuring:
             or context.detours.news(node, context.neighbours.byways)
         ]
         self._owed.clear()
-        return [self._tell(now_s, node) for node in due]
+        for node in due:
+            self._tell(now_s, node)
 
-    def _tell(self, now_s: float, node: NodeId) -> Effect:
+    def _tell(self, now_s: float, node: NodeId) -> None:
         self._told_s[node] = now_s
         told = self._context.links.tell(node)
         report = LinkReport(
@@ -177,13 +178,13 @@ class LinkMeasuring:
             compute_s=told.compute_s,
             byways=self._context.detours.tell(node, self._context.neighbours.byways),
         )
-        return Send(node, report)
+        self._out.send(node, report)
 
-    def _probe(self, now_s: float) -> list[Effect]:
+    def _probe(self, now_s: float) -> None:
         if self._probing is not None and now_s >= self._probing[1] + _PROBE_TIMEOUT_S:
             self._end_probe(now_s)
         if self._probing is not None or now_s < self._probe_s:
-            return []
+            return
         links = self._context.links
         worth = {
             node
@@ -191,7 +192,7 @@ class LinkMeasuring:
             for node in self._worth_probing(now_s, side)
         } or self._byways_worth_probing(now_s)
         if not worth:
-            return []
+            return
         # Those nobody knows before those that are known from long ago, then the most promising.
         node = min(worth, key=lambda n: (links.bandwidth_measured(n), links.floor_s(n), n))
         self._tried_s[node] = now_s
@@ -200,7 +201,7 @@ class LinkMeasuring:
         if links.stale_after_s(node) < STALE_S:
             # Most likely it still is slow: a large probe would keep others from being made.
             size_bytes = TRANSFER_SIZE_MIN_BYTES
-        return [ProbeLink(node, min(size_bytes, PROBE_SIZE_MAX_BYTES))]
+        self._out.put(ProbeLink(node, min(size_bytes, PROBE_SIZE_MAX_BYTES)))
 
     def _byways_worth_probing(self, now_s: float) -> set[NodeId]:
         """Return data nodes by way of which something might come that has only a slow link."""

@@ -49,29 +49,31 @@ def receivers(effects: list[Effect]) -> list[str]:
 
 def test_of_two_neighbours_one_has_the_list_from_the_other() -> None:
     made = bans(5, STRANGER)
-    ahead, _ = news(R1A, known=made)
+    ahead, leading = news(R1A, known=made)
     behind, context = news(R1B, known=bans(4))
-    asked = behind.heard(0.0, R1A, Heartbeat(ITERATION, 5))
-    assert asked == [Send(R1A, Heartbeat(ITERATION, 4, VIEW.version))]
-    assert ahead.heard(0.0, R1B, Heartbeat(ITERATION, 4)) == [Send(R1B, word_of(made))]
-    found, problem = behind.received(Received(R1A, word_of(made)))
-    assert (found, problem) == (made, [])
+    behind.heard(0.0, R1A, Heartbeat(ITERATION, 5))
+    assert context.out.taken() == [Send(R1A, Heartbeat(ITERATION, 4, VIEW.version))]
+    ahead.heard(0.0, R1B, Heartbeat(ITERATION, 4))
+    assert leading.out.taken() == [Send(R1B, word_of(made))]
+    assert behind.received(Received(R1A, word_of(made))) == made
+    assert context.out.taken() == []
     behind.adopt(made, R1A)
     assert context.bans == made
-    assert behind.heard(9.0, R1A, Heartbeat(ITERATION, 5)) == []
-    assert behind.received(Received(R1A, word_of(made))) == (None, []), "it is no news any more"
+    context.out.taken()
+    behind.heard(9.0, R1A, Heartbeat(ITERATION, 5))
+    assert behind.received(Received(R1A, word_of(made))) is None, "it is no news any more"
+    assert context.out.taken() == []
 
 
 def test_a_list_that_proves_nothing_is_not_used() -> None:
     context = context_of(R1A, VIEW)
     doubting = BanNews(context, disbelieve)
-    found, effects = doubting.received(Received(R1B, Bans(5, b"x")))
-    assert found is None
-    assert notes_of(effects) == ["bans.unproven"]
-    believing, _ = news(R1A)
-    found, effects = believing.received(Received(R1B, Bans(6, bans(5).statement)))
-    assert found is None
-    assert notes_of(effects) == ["bans.unproven"], "a version that is not the list's own"
+    assert doubting.received(Received(R1B, Bans(5, b"x"))) is None
+    assert notes_of(context.out.taken()) == ["bans.unproven"]
+    believing, context = news(R1A)
+    assert believing.received(Received(R1B, Bans(6, bans(5).statement))) is None
+    unproven = notes_of(context.out.taken())
+    assert unproven == ["bans.unproven"], "a version that is not the list's own"
 
 
 # --- in a run ---------------------------------------------------------------------------------

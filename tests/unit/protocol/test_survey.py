@@ -35,7 +35,12 @@ class Bench:
         """Let the deadline pass."""
         deadline_s = self.measuring.deadline_s
         assert deadline_s is not None
-        return self.measuring.overdue(deadline_s)
+        return self.overdue(deadline_s)
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        """Let it be that late."""
+        self.measuring.overdue(now_s)
+        return self.context.out.taken()
 
     def lose(self, to: NodeId) -> None:
         """Let a report come back as undelivered."""
@@ -64,8 +69,8 @@ def test_reports_come_at_most_once_in_an_interval_whatever_changes() -> None:
     for k in range(50):
         bench.know(R2A, bandwidth=10.0 ** (4 + k % 5))
         now_s = due_s - SURVEY_INTERVAL_S * (50 - k) / 51
-        assert bench.measuring.overdue(now_s) == []
-    assert len(bench.told(bench.measuring.overdue(due_s))) <= 3
+        assert bench.overdue(now_s) == []
+    assert len(bench.told(bench.overdue(due_s))) <= 3
 
 
 # --- probes ---------------------------------------------------------------------------------------
@@ -73,10 +78,10 @@ def test_reports_come_at_most_once_in_an_interval_whatever_changes() -> None:
 
 def test_a_probe_that_is_never_heard_of_is_given_up() -> None:
     bench = Bench()
-    assert len(probes(bench.measuring.overdue(10.0))) == 1
-    assert probes(bench.measuring.overdue(60.0)) == []
-    assert probes(bench.measuring.overdue(71.0)) == []
-    assert len(probes(bench.measuring.overdue(71.0 + STALE_S))) == 1
+    assert len(probes(bench.overdue(10.0))) == 1
+    assert probes(bench.overdue(60.0)) == []
+    assert probes(bench.overdue(71.0)) == []
+    assert len(probes(bench.overdue(71.0 + STALE_S))) == 1
 
 
 # --- whole nodes ----------------------------------------------------------------------------------

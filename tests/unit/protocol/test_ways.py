@@ -53,7 +53,7 @@ class Node:
 
     def fail(
         self, sending: Send | SendTensor, fault: Fault = Fault.LINK, now_s: float = 0.0
-    ) -> tuple[list[Effect], SendFailed | None]:
+    ) -> SendFailed | None:
         number = sending.tensor if isinstance(sending, SendTensor) else None
         failed = SendFailed(
             sending.to, sending.message, "why", number, way=sending.way, fault=fault
@@ -62,7 +62,8 @@ class Node:
 
     def lose(self, node: NodeId) -> list[Effect]:
         """It does not answer."""
-        return self.forwarding.broken(0.0, node)
+        self.forwarding.broken(0.0, node)
+        return self.context.out.taken()
 
 
 # --- what goes another way --------------------------------------------------------------------
@@ -79,8 +80,11 @@ def test_where_there_is_nobody_else_messages_are_tried_directly() -> None:
 
 def test_what_is_for_somebody_who_is_no_member_is_refused() -> None:
     node, way = Node(node_id=R1C), Way(R1A, STRANGER, 1, 3)
-    effects = node.forwarding.pass_on(Received(R1A, PART, tensor(1), 1, way))
-    assert effects == [FreeTensor(TensorId(1)), Send(R1A, Passed(3, arrived=False))]
+    node.forwarding.pass_on(Received(R1A, PART, tensor(1), 1, way))
+    assert node.context.out.taken() == [
+        FreeTensor(TensorId(1)),
+        Send(R1A, Passed(3, arrived=False)),
+    ]
 
 
 # --- links ------------------------------------------------------------------------------------
