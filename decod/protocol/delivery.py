@@ -226,9 +226,9 @@ class Ending:
             case Received():
                 self._out.put(*released(event))
             case JobFinished():
-                self._out.put(*context.compute.finished(now_s, event))
+                context.compute.finished(now_s, event)
             case JobFailed():
-                self._out.put(*context.compute.failed(now_s, event)[1])
+                context.compute.failed(now_s, event)
             case TensorSent():
                 forwarding.sent(event)
                 self._out.put(*context.tensors.release(event.tensor))

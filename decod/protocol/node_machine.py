@@ -319,12 +319,11 @@ class NodeMachine:
         match event:
             case Received(way=way) if way is not None and way.goal != self.identity.node_id:
                 self.forwarding.pass_on(event)
-            case Received() if doubt := doubts_at_first(event, self._seals):
-                self._out.put(*doubt)
             case Received():
-                self._delivery.heard(now_s, event)
-                self._out.put(*self._joining.heard(now_s, event))
-                self._screen(now_s, event)
+                if not doubts_at_first(event, self._seals, self._out):
+                    self._delivery.heard(now_s, event)
+                    self._out.put(*self._joining.heard(now_s, event))
+                    self._screen(now_s, event)
             case JobFinished():
                 self._job_finished(now_s, event)
             case JobFailed():
@@ -592,13 +591,11 @@ class NodeMachine:
     # --- jobs ---------------------------------------------------------------------------------
 
     def _job_finished(self, now_s: float, event: JobFinished) -> None:
-        self._out.put(*self.context.compute.finished(now_s, event))
+        self.context.compute.finished(now_s, event)
         self._out.put(*self.leadership.voted(now_s))
 
     def _job_failed(self, now_s: float, event: JobFailed) -> None:
-        goes_on, effects = self.context.compute.failed(now_s, event)
-        self._out.put(*effects)
-        if not goes_on:
+        if not self.context.compute.failed(now_s, event):
             self._out.put(*self.leadership.crippled(event.reason))
             return
         if event.out_of_memory:

@@ -154,7 +154,8 @@ class AveragingMachine:
             case ev.Received():
                 return self._received(event)
             case ev.JobFinished():
-                return compute.finished(now_s, event)
+                compute.finished(now_s, event)
+                return self.context.out.taken()
             case ev.TensorSent(_, tensor):
                 return tensors.release(tensor)
             case ev.SendFailed(to, message, _, tensor) if tensor is not None:

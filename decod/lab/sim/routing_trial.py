@@ -12,7 +12,7 @@ from decod.planner.deciding import decide
 from decod.planner.graph import FlowGraph, GraphNode, Objective, Route
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.context import Context, Neighbours, RunFacts
-from decod.protocol.core.effects import Effect, Send, StartJob
+from decod.protocol.core.effects import Effect, EffectSink, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.link_table import LinkTable
@@ -78,12 +78,14 @@ class Society:
     num_messages: dict[NodeId, int] = field(default_factory=lambda: defaultdict(int))
     _version: int = 0
     _rng: Random = field(init=False)
-    _compute: ComputeQueue = field(default_factory=lambda: ComputeQueue(TensorStore()))
+    _out: EffectSink[Effect] = field(default_factory=EffectSink)
+    _compute: ComputeQueue = field(init=False)
     """Of the node that settles."""
     _under_way: dict[int, deque[_Letter]] = field(default_factory=lambda: defaultdict(deque))
 
     def __post_init__(self) -> None:
         self._rng = Random(f"society {self.seed}")  # noqa: S311 - a seed replays it.
+        self._compute = ComputeQueue(TensorStore(), self._out)
         self.change(self.graph)
 
     def change(self, graph: FlowGraph) -> None:
@@ -202,7 +204,8 @@ class Society:
                 assert isinstance(effect.job, DecideFlows)
                 result = FlowsDecided(decide(effect.job.unsettled))
                 done = JobFinished(effect.job_id, result, (), duration_s=0.0)
-                self._post(sender, self._compute.finished(0.0, done))
+                self._compute.finished(0.0, done)
+                self._post(sender, self._out.taken())
             elif isinstance(effect, Send):
                 letter = _Letter(sender, effect.to, effect.message)
                 if effect.to == sender:

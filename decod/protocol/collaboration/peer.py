@@ -111,7 +111,7 @@ class PeerMachine:
         self._config = config
         self._out = PeerSink()
         self.tensors = TensorStore()
-        self.compute = ComputeQueue(self.tensors)
+        self.compute = ComputeQueue(self.tensors, self._out)
         self.past = Past(height, has_state=has_state)
         self._has_begun = has_state
         """Whether the training loop has begun. A newcomer's waits for the run's state."""
@@ -225,11 +225,9 @@ class PeerMachine:
                 # A coordinator that has removed this peer says so in its answer.
                 self._report(now_s, news=False)
             case JobFinished():
-                self._out.put(*self.compute.finished(now_s, event))
+                self.compute.finished(now_s, event)
             case JobFailed():
-                alive, effects = self.compute.failed(now_s, event)
-                self._out.put(*effects)
-                if not alive:
+                if not self.compute.failed(now_s, event):
                     self._stop(StopReason.CRIPPLED, event.reason)
             case TensorSent(tensor=tensor):
                 self._out.put(*self.tensors.release(tensor))

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from decod.ids import JobId, TensorId
 from decod.protocol.core.durations import Patience
-from decod.protocol.core.effects import Effect, FreeTensor, StartJob, noted
+from decod.protocol.core.effects import Effect, EffectSink, FreeTensor, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished, Tensor
 from decod.protocol.core.jobs import Job, JobScope, Pass, Propose, Reset, Retract, Turn
 from decod.run.protocol_config import ProtocolConfig
@@ -113,11 +113,15 @@ class ComputeQueue:
 
     Args:
         tensors: The node's.
+        out: The node's.
         config: The run's. Whoever asks `is_late` asks once in a heartbeat's interval.
     """
 
-    def __init__(self, tensors: TensorStore, config: ProtocolConfig | None = None) -> None:
+    def __init__(
+        self, tensors: TensorStore, out: EffectSink[Effect], config: ProtocolConfig | None = None
+    ) -> None:
         self._tensors = tensors
+        self._out = out
         config = config or ProtocolConfig()
         self._patience = Patience(config)
         self._watched = NO_JOB
@@ -176,11 +180,11 @@ class ComputeQueue:
         self._waiting[job.turn].append(entry)
         return self._fill()
 
-    def finished(self, now_s: float, event: JobFinished) -> list[Effect]:
+    def finished(self, now_s: float, event: JobFinished) -> None:
         """A job has ended well: its owner gets the result, unless that no longer matters."""
         entry = self._taken(event)
         assert entry is not None, event
-        effects = self._tensors.release(*entry.inputs)
+        self._out.put(*self._tensors.release(*entry.inputs))
         self.num_passes += isinstance(entry.job, Pass)
         if not entry.job.beside_device:
             self.computed_s += event.duration_s
@@ -190,29 +194,31 @@ class ComputeQueue:
         for output in event.outputs:
             self._tensors.add(output)
             if entry.stale:
-                effects += self._tensors.release(output.id)
-        effects += self._fill()
+                self._out.put(*self._tensors.release(output.id))
+        self._out.put(*self._fill())
         if not entry.stale:
-            effects += entry.owner.job_done(now_s, entry.job, event)
-        return effects
+            self._out.put(*entry.owner.job_done(now_s, entry.job, event))
 
-    def failed(self, now_s: float, event: JobFailed) -> tuple[bool, list[Effect]]:
+    def failed(self, now_s: float, event: JobFailed) -> bool:
         """A job was refused, or the compute process has ended.
 
         Returns whether the node can go on.
         """
         entry = self._taken(event)
-        effects = self._fill()
+        given = self._fill()
         if entry is None or entry.stale:
             inputs = () if entry is None else entry.inputs
-            return not event.fatal, self._tensors.release(*inputs) + effects
-        told = "memory.exhausted" if event.out_of_memory else "job.failed"
-        effects.append(noted(told, job=entry.job.name, reason=event.reason))
+            self._out.put(*self._tensors.release(*inputs), *given)
+            return not event.fatal
         self.refused = entry.inputs
         handled = None if event.fatal else entry.owner.job_failed(now_s, entry.job, event.reason)
         self.refused = ()
-        released = self._tensors.release(*entry.inputs)
-        return handled is not None, released + effects + (handled or [])
+        # Not before: its owner may have kept them.
+        self._out.put(*self._tensors.release(*entry.inputs), *given)
+        told = "memory.exhausted" if event.out_of_memory else "job.failed"
+        self._out.note(told, job=entry.job.name, reason=event.reason)
+        self._out.put(*(handled or ()))
+        return handled is not None
 
     def _taken(self, event: JobFinished | JobFailed) -> _Given | None:
         """Return what was given. None: the process ended while idle."""

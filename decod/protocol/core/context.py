@@ -165,7 +165,7 @@ class Context:
 
     def __post_init__(self) -> None:
         self.view = self.opening.view
-        self.compute = ComputeQueue(self.tensors, self.run.protocol)
+        self.compute = ComputeQueue(self.tensors, self.out, self.run.protocol)
         self.detours = Detours(self.links)
 
     @property

@@ -114,8 +114,7 @@ class KnownViews:
             self._ask(received.sender)
             return None
         made = replace(received, message=message)
-        if message is not told and (doubt := doubts(made, self._seals)):
-            self._out.put(*doubt)
+        if message is not told and doubts(made, self._seals, self._out):
             return None
         self.taken(message)
         return message

@@ -8,7 +8,7 @@ core only says when: whoever drives it knows how to make and to check a seal.
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from decod.protocol.core.effects import Effect, noted
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import (
     Audit,
@@ -58,20 +58,19 @@ def sealed(message: M, seals: Seals) -> M:
     return replace(message, seal=seal) if seal else message
 
 
-def doubts(received: Received, seals: Seals) -> list[Effect]:
-    """Return a note if a message is a decision that nobody who may decide has made."""
+def doubts(received: Received, seals: Seals, out: EffectSink[Effect]) -> bool:
+    """Note it if a message is a decision that nobody who may decide has made; return whether so."""
     if not isinstance(received.message, SEALED):
-        return []
+        return False
     fault = seals.fault_of(received.message)
-    what = type(received.message).__name__
-    if not fault:
-        return []
-    return [noted("decision.unproven", peer=received.sender, what=what, reason=fault)]
+    if fault:
+        what = type(received.message).__name__
+        out.note("decision.unproven", peer=received.sender, what=what, reason=fault)
+    return bool(fault)
 
 
-def doubts_at_first(received: Received, seals: Seals) -> list[Effect]:
-    """Return what `doubts` does. A decision whose view is not whole can only be doubted later."""
+def doubts_at_first(received: Received, seals: Seals, out: EffectSink[Effect]) -> bool:
+    """Do what `doubts` does. A decision whose view is not whole can only be doubted later."""
     message = received.message
-    if isinstance(message, (Open, Mend)) and message.change is not None:
-        return []
-    return doubts(received, seals)
+    whole = not isinstance(message, (Open, Mend)) or message.change is None
+    return whole and doubts(received, seals, out)

@@ -149,9 +149,19 @@ def end_job(
     (start,) = (e for e in effects if isinstance(e, StartJob))
     disown(context)
     if refused:
-        return context.compute.failed(0.0, JobFailed(start.job_id, "refused", fatal=False))[1]
-    done = JobFinished(start.job_id, result or Nothing(), outputs, duration_s=1.0)
-    return context.compute.finished(0.0, done)
+        return told_end(context, JobFailed(start.job_id, "refused", fatal=False))
+    return told_end(context, JobFinished(start.job_id, result or Nothing(), outputs, 1.0))
+
+
+def told_end(
+    context: Context, event: JobFinished | JobFailed, *, now_s: float = 0.0
+) -> list[Effect]:
+    """Tell a node's queue how a job has ended; returns what comes of it."""
+    if isinstance(event, JobFinished):
+        context.compute.finished(now_s, event)
+    else:
+        context.compute.failed(now_s, event)
+    return context.out.taken()
 
 
 def disown(context: Context) -> None:

@@ -9,7 +9,7 @@ from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.messages.server_messages import Leg, StageActivation, StageGradient
 from decod.protocol.core.view import Member, View
 from decod.protocol.strategy.servers.placement import Courier, KeptTensors, Placement, Room
-from tests.unit.protocol.cast import ITERATION, context_of, tensor, view_of
+from tests.unit.protocol.cast import ITERATION, context_of, tensor, told_end, view_of
 
 NUM = 4
 """Microbatches of the batch."""
@@ -70,15 +70,13 @@ class Bench:
         self._num_tensors += num_outputs
         outputs = tuple(tensor(self._num_tensors - k) for k in range(num_outputs))
         done = JobFinished(job_id, result or Nothing(), outputs, duration_s=1.0)
-        return self.context.compute.finished(self.context.now_s, done)
+        return told_end(self.context, done, now_s=self.context.now_s)
 
     def refuse(self, job: Job, reason: str = "a value is nan") -> list[Effect]:
         """Have the device refuse a job."""
         job_id = self._given(job)
-        _, effects = self.context.compute.failed(
-            self.context.now_s, JobFailed(job_id, reason, fatal=False)
-        )
-        return effects
+        failed = JobFailed(job_id, reason, fatal=False)
+        return told_end(self.context, failed, now_s=self.context.now_s)
 
     def _given(self, job: Job) -> int:
         """Return the oldest of these that the device has."""

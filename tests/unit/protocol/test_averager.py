@@ -15,7 +15,15 @@ from decod.protocol.averaging.averager import (
 )
 from decod.protocol.core import jobs
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.effects import Effect, FreeTensor, Note, Send, SendTensor, StartJob
+from decod.protocol.core.effects import (
+    Effect,
+    EffectSink,
+    FreeTensor,
+    Note,
+    Send,
+    SendTensor,
+    StartJob,
+)
 from decod.protocol.core.events import JobFailed, JobFinished, Tensor
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 
@@ -39,7 +47,8 @@ class Member:
 
     def __post_init__(self) -> None:
         self.tensors = TensorStore()
-        self.queue = ComputeQueue(self.tensors)
+        self.out = EffectSink[Effect]()
+        self.queue = ComputeQueue(self.tensors, self.out)
         port = TensorPort(self.tensors, self.queue, self.num_phases)
         self.machine = Averager(self.node_id, self.averaging, port, self)
         self._next = 0
@@ -72,7 +81,8 @@ class Member:
 
     def _ended(self, start: StartJob, job: jobs.Job) -> list[Effect]:
         if reason := self.fails(job):
-            return self.queue.failed(0.0, JobFailed(start.job_id, reason, fatal=False))[1]
+            self.queue.failed(0.0, JobFailed(start.job_id, reason, fatal=False))
+            return self.out.taken()
         result: jobs.JobResult = jobs.Nothing()
         num = 1
         if isinstance(job, jobs.Reduce):
@@ -80,7 +90,8 @@ class Member:
         elif isinstance(job, jobs.Gather):
             num = job.num_parts
         outputs = tuple(self.fresh() for _ in range(num))
-        return self.queue.finished(0.0, JobFinished(start.job_id, result, outputs, 1.0))
+        self.queue.finished(0.0, JobFinished(start.job_id, result, outputs, 1.0))
+        return self.out.taken()
 
     def receive(
         self, sender: NodeId, message: ReducePart | ReducedPart, *, with_tensor: bool

@@ -24,6 +24,7 @@ from tests.unit.protocol.cast import (
     received,
     sent,
     tensor,
+    told_end,
     view_of,
 )
 from tests.unit.protocol.test_microbatch import FORWARD, GRADIENT, Relay
@@ -57,7 +58,7 @@ def test_who_has_signed_what_is_not_finite_is_reported_by_the_leader() -> None:
     job = started(leader.hear())
     assert job.job == Inspect(MB, is_gradient=False)
     failed = JobFailed(job.job_id, "activation received holds nan", fatal=False)
-    _, effects = leader.context.compute.failed(1.0, failed)
+    effects = told_end(leader.context, failed, now_s=1.0)
     assert sent(effects) == [(D0, Suspect(R1A, NOT_FINITE))]
     assert freed(effects) == [1]
 
@@ -65,7 +66,8 @@ def test_who_has_signed_what_is_not_finite_is_reported_by_the_leader() -> None:
 def test_who_shows_what_is_finite_is_named_and_nobody_is_reported() -> None:
     leader = Shown()
     job = started(leader.hear())
-    effects = leader.context.compute.finished(1.0, JobFinished(job.job_id, Nothing(), (), 0.1))
+    finished = JobFinished(job.job_id, Nothing(), (), 0.1)
+    effects = told_end(leader.context, finished, now_s=1.0)
     assert (sent(effects), freed(effects)) == ([], [1])
     assert notes_of(effects) == ["complaint.unfounded"]
 
@@ -94,7 +96,7 @@ def test_a_relay_shows_the_leader_what_its_device_could_not_use(*, is_gradient: 
         reason = "activation received holds nan"
     job = started(effects)
     assert isinstance(job.job, Backward if is_gradient else Forward)
-    _, effects = relay.context.compute.failed(1.0, JobFailed(job.job_id, reason, fatal=False))
+    effects = told_end(relay.context, JobFailed(job.job_id, reason, fatal=False), now_s=1.0)
     message = Unusable(ITERATION, MB, is_gradient, signed)
     assert SendTensor(D0, message, tensor(3).id) in effects
     assert 3 not in freed(effects), "it is on its way"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from decod.ids import JobId
 from decod.protocol.core import jobs
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.effects import Effect, StartJob
+from decod.protocol.core.effects import Effect, EffectSink, StartJob
 from decod.protocol.core.events import JobFailed, JobFinished
 from tests.unit.protocol.cast import freed, mb, tensor
 
@@ -46,7 +46,7 @@ def owner(store: TensorStore) -> Owner:
 
 @pytest.fixture
 def queue(store: TensorStore) -> ComputeQueue:
-    return ComputeQueue(store)
+    return ComputeQueue(store, EffectSink())
 
 
 STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "reset"]
@@ -56,7 +56,8 @@ STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "res
 def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
     """The oracle is a plain list of what was started and not ended."""
     store = TensorStore()
-    queue, owner = ComputeQueue(store), Owner(store)
+    out = EffectSink[Effect]()
+    queue, owner = ComputeQueue(store, out), Owner(store)
     running: list[StartJob] = []
     next_tensor, freed_all = 1, []
 
@@ -79,13 +80,15 @@ def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
         elif running:
             start = running.pop(0)
             if step == "fail":
-                note(queue.failed(0.0, JobFailed(start.job_id, "", fatal=False))[1])
+                queue.failed(0.0, JobFailed(start.job_id, "", fatal=False))
+                note(out.taken())
                 continue
             event = done(start.job_id)
             if not isinstance(start.job, jobs.Reset):
                 event = done(start.job_id, next_tensor)
                 next_tensor += 1
-            note(queue.finished(0.0, event))
+            queue.finished(0.0, event)
+            note(out.taken())
     assert queue.idle
     assert len(store) == 0
     assert sorted(freed_all) == list(range(1, next_tensor))

@@ -49,6 +49,7 @@ from tests.unit.protocol.cast import (
     reopen,
     sent,
     tensor,
+    told_end,
     view_of,
 )
 
@@ -107,8 +108,8 @@ class Candidate:
     def pipeline(self, result: JobResult) -> tuple[Job, list[Effect]]:
         """End the oldest job."""
         start = self.given.pop(0)
-        effects = self.context.compute.finished(1.0, JobFinished(start.job_id, result, (), 1.0))
-        return start.job, self.take(effects)
+        finished = JobFinished(start.job_id, result, (), 1.0)
+        return start.job, self.take(told_end(self.context, finished, now_s=1.0))
 
     def progressed(self, now_s: float) -> list[Effect]:
         return []

@@ -32,6 +32,7 @@ from tests.unit.protocol.cast import (
     reopen,
     sent,
     tensor,
+    told_end,
     view_of,
 )
 from tests.unit.protocol.test_witnessing import DIGEST, MB, OTHER, Signed, proof
@@ -100,7 +101,7 @@ class Judging:
         """End the only job that effects start, and hear what this node tells itself."""
         (start,) = (e for e in effects if isinstance(e, StartJob))
         finished = JobFinished(start.job_id, result, (), duration_s=1.0)
-        return self.heard(self.context.compute.finished(0.0, finished))
+        return self.heard(told_end(self.context, finished))
 
     def heard(self, effects: list[Effect]) -> list[Effect]:
         """Take in what this node tells itself."""
@@ -135,8 +136,7 @@ def test_a_stage_that_can_not_be_built_is_not_judged() -> None:
     judging = Judging()
     (start,) = (e for e in judging.fetched() if isinstance(e, StartJob))
     failed = JobFailed(start.job_id, "no room", fatal=False)
-    _, effects = judging.context.compute.failed(0.0, failed)
-    assert result_of(effects or []).failure == "no room"
+    assert result_of(told_end(judging.context, failed)).failure == "no room"
 
 
 def test_a_state_that_is_late_keeps_later_ones_from_being_asked_for() -> None:

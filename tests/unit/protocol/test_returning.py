@@ -23,6 +23,7 @@ from tests.unit.protocol.cast import (
     jobs_of,
     notes_of,
     tensor,
+    told_end,
     view_of,
 )
 
@@ -69,7 +70,7 @@ class Node:
         """End the job that was started, well."""
         (start,) = (e for e in effects if isinstance(e, StartJob))
         event = JobFinished(start.job_id, Built(parameter_hash), (), 1.0)
-        effects = self.context.compute.finished(0.0, event)
+        effects = told_end(self.context, event)
         return self.here, effects
 
 

@@ -4,7 +4,7 @@ from random import Random
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.effects import Send
+from decod.protocol.core.effects import EffectSink, Send
 from decod.protocol.core.messages.routing_messages import (
     HOPS_MAX,
     ChangeAnswer,
@@ -36,9 +36,8 @@ def negotiation(node_id: NodeId, *, data: bool) -> Negotiation:
         cost_to=lambda _: 1.0,
         cost_from=lambda _: 1.0,
     )
-    return Negotiation(
-        position, view_version=1, settler=HOME, compute=ComputeQueue(TensorStore()), rng=Random(1)
-    )
+    compute = ComputeQueue(TensorStore(), EffectSink())
+    return Negotiation(position, view_version=1, settler=HOME, compute=compute, rng=Random(1))
 
 
 def test_a_decision_on_more_units_than_were_reserved_leads_only_those() -> None:

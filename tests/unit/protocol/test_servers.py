@@ -47,6 +47,7 @@ from tests.unit.protocol.cast import (
     sent,
     settle,
     tensor,
+    told_end,
 )
 from tests.unit.protocol.servers_cast import activation, gradient, stage
 
@@ -83,9 +84,9 @@ class Node:
 
     def look(self, job: Inspect) -> list[Effect]:
         """Find that what a client returned can be used."""
-        compute = self.context.compute
-        job_id = next(i for i, given in compute._given.items() if given.job == job)
-        return compute.finished(0.0, JobFinished(job_id, Nothing(), (), duration_s=0.0))
+        given = self.context.compute._given
+        job_id = next(i for i, each in given.items() if each.job == job)
+        return told_end(self.context, JobFinished(job_id, Nothing(), (), duration_s=0.0))
 
     def lose(self, *names: str) -> list[Effect]:
         self.context.adopt(stage(*names, version=2))
@@ -208,6 +209,6 @@ def test_with_late_steps_servers_compute_the_next_parameters_first() -> None:
     assert jobs_of(node.open()) == [StepAhead(1)]
     (job_id,) = node.context.compute._given
     done = JobFinished(job_id, Nothing(), (), duration_s=1.0)
-    assert node.context.compute.finished(1.0, done) == [], "nobody has asked for them yet"
+    assert told_end(node.context, done, now_s=1.0) == [], "nobody has asked for them yet"
     assert node.strategy.job_failed(1.0, StepAhead(1), "no memory") == []
     assert StepAhead(1) not in jobs_of(Node(C1A, Role.CLIENT, delay=1).open())

@@ -26,6 +26,7 @@ from tests.unit.protocol.cast import (
     sent,
     settle,
     tensor,
+    told_end,
     view_of,
 )
 
@@ -88,7 +89,7 @@ def end_jobs(context: Context, effects: list[Effect], output: Tensor) -> None:
     disown(context)
     for start in started:
         outputs = (output,) if start is started[-1] else ()
-        context.compute.finished(0.0, JobFinished(start.job_id, Nothing(), outputs, duration_s=1.0))
+        told_end(context, JobFinished(start.job_id, Nothing(), outputs, duration_s=1.0))
 
 
 def test_without_memory_for_what_came_nothing_is_shed() -> None:

@@ -10,7 +10,7 @@ from decod.ids import NodeId, RunId
 from decod.planner.deciding import decide
 from decod.planner.graph import Objective
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.effects import Effect, Send, StartJob
+from decod.protocol.core.effects import Effect, EffectSink, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
 from decod.protocol.core.messages.routing_messages import DraftUnits, GwtfMessage, RoutingMessage
@@ -40,7 +40,8 @@ class Nodes:
         }
         self.seen: set[type] = set()
         self._letters: list[tuple[NodeId, bytes]] = []
-        self._compute = ComputeQueue(TensorStore())
+        self._out = EffectSink[Effect]()
+        self._compute = ComputeQueue(TensorStore(), self._out)
         self._nodes = {
             node_id: self._negotiation(node_id, i, objective)
             for i, stage in enumerate(STAGES)
@@ -95,7 +96,8 @@ class Nodes:
                 assert isinstance(effect.job, DecideFlows)
                 result = FlowsDecided(decide(effect.job.unsettled))
                 done = JobFinished(effect.job_id, result, (), duration_s=0.0)
-                self._post(sender, self._compute.finished(0.0, done))
+                self._compute.finished(0.0, done)
+                self._post(sender, self._out.taken())
                 continue
             assert isinstance(effect, Send)
             envelope = codec.encode(RUN, sender, 1, 1, effect.message)

@@ -13,7 +13,7 @@ from decod.planner.deciding import decide, shortened
 from decod.planner.graph import FlowGraph, GraphNode, Link
 from decod.planner.settlement import DraftPath, fair_shares, settle
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.effects import Effect, Send, StartJob
+from decod.protocol.core.effects import Effect, EffectSink, Send, StartJob
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.job_codec import fields_of, parsed
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided
@@ -59,7 +59,7 @@ def settling(node_id: NodeId, *, units: dict[NodeId, int] | None = None) -> Sett
     draft = Draft(place, 1, Random(0))
     for peer, number in (units or {}).items():
         draft.links.outward[peer].grow(number)
-    machine = Settling(place, draft, 1, D1, ComputeQueue(TensorStore()))
+    machine = Settling(place, draft, 1, D1, ComputeQueue(TensorStore(), EffectSink()))
     if place.data:
         machine.begin(1)
     return machine
@@ -92,7 +92,8 @@ def finish(machine: Settling, effects: list[Effect]) -> list[Effect]:
     started = job_in(effects)
     assert isinstance(started.job, DecideFlows)
     result = FlowsDecided(decide(started.job.unsettled))
-    return machine.compute.finished(0.0, JobFinished(started.job_id, result, (), 0.2))
+    machine.compute.finished(0.0, JobFinished(started.job_id, result, (), 0.2))
+    return machine.compute._out.taken()
 
 
 def deciding() -> tuple[Settling, list[Effect]]:
