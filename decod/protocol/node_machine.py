@@ -419,7 +419,7 @@ class NodeMachine:
         register(self._opened, messages.Open)
         register(self._mended, messages.Mend)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
-        register(said(self.strategy.copy.stage.received), messages.Differs)
+        register(self.strategy.copy.stage.received, messages.Differs)
         register(said(lambda _, received: released(received)), messages.LinkProbe)
         self._dispatch.register_rest(self._of_view, OfView)
         self._dispatch.register_rest(self._of_iteration, OfBatch, OfAveraging)
@@ -567,7 +567,7 @@ class NodeMachine:
         if returns:
             if entering:
                 self._out.put(*self._joining.replay.end())
-            self._out.put(*note_return(decision, context, stage_before))
+            note_return(decision, context, stage_before)
             self._out.put(
                 *strategy.copy.begin_era(
                     opening,
@@ -580,7 +580,7 @@ class NodeMachine:
             self._out.put(*strategy.copy.enter(now_s, decision, self._joining.replay))
         elif committed:
             self._out.put(*strategy.copy.stage.committed(opening.anchor.number))
-        self._out.put(*strategy.copy.closed(now_s, opening, stepped=committed))
+        strategy.copy.closed(now_s, opening, stepped=committed)
         self._out.put(note_opening(context))
         self._out.put(*self._availability.opened(now_s, resigns=self.leadership.handover.wanted))
         if self._availability.draining:

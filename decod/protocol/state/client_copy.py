@@ -218,9 +218,8 @@ class ClientCopy(StageCopy):
         return self.state.forget()
 
     @override
-    def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> list[Effect]:
+    def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> None:
         """A client keeps nothing, and serves nobody."""
-        return []
 
     @override
     def opened(self, opening: Opening) -> list[Effect]:

@@ -65,6 +65,7 @@ class ReplaySource:
 
     def __init__(self, context: Context, stage: StageState) -> None:
         self._context = context
+        self._out = context.out
         self._stage = stage
         self._known: dict[NodeId, _Follower] = {}
         self._entered: dict[NodeId, _Follower] = {}
@@ -84,7 +85,7 @@ class ReplaySource:
 
     # --- iterations -------------------------------------------------------------------------------
 
-    def opened(self, now_s: float, opening: Opening, *, stepped: bool) -> list[Effect]:
+    def opened(self, now_s: float, opening: Opening, *, stepped: bool) -> None:
         """An iteration begins. Who is a member now follows no more.
 
         Args:
@@ -99,10 +100,9 @@ class ReplaySource:
         entered = [node for node in self._known if node in opening.view]
         left = {node: self._known.pop(node) for node in entered}
         self._entered = {node: follower for node, follower in left.items() if follower.unsent}
-        effects = self._forget_silent(now_s)
-        if opening.origin is None or stepped:
-            return effects
-        return effects + self._leave_all("the run has gone back to an earlier iteration")
+        self._out.put(*self._forget_silent(now_s))
+        if opening.origin is not None and not stepped:
+            self._out.put(*self._leave_all("the run has gone back to an earlier iteration"))
 
     def _forget_silent(self, now_s: float) -> list[Effect]:
         silent = [n for n, f in self._known.items() if now_s - f.heard_s > _SILENT_S]

@@ -48,6 +48,7 @@ class Mirrors:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._copying: list[tuple[Snapshot, Kept]] = []
         """Copies of this node's own state in the making, and what they are to be of."""
         self._marks: tuple[Mark, ...] = ()
@@ -56,7 +57,7 @@ class Mirrors:
         self._read = set[Kept]()
         """In this iteration."""
 
-    def opened(self, opening: Opening, *, stepped: bool) -> list[Effect]:
+    def opened(self, opening: Opening, *, stepped: bool) -> None:
         """An iteration begins. If the last commit is marked, copy states.
 
         Args:
@@ -67,20 +68,20 @@ class Mirrors:
         self._read.clear()
         mark = opening.mark_of(opening.committed.number)
         if mark is None or opening.origin is not None or opening.paused:
-            return []
-        effects = self._keep_own(mark) if stepped else []
-        return effects + self._mirror(mark)
+            return
+        if stepped:
+            self._keep_own(mark)
+        self._mirror(mark)
 
-    def _keep_own(self, mark: Mark) -> list[Effect]:
+    def _keep_own(self, mark: Mark) -> None:
         context = self._context
         job = Snapshot(with_optimizer=True)
         stage = context.member.stage_index
         self._copying.append((job, Kept(stage, mark.iteration, mark.hash_of(stage))))
-        return context.compute.submit(job, self)
+        self._out.put(*context.compute.submit(job, self))
 
-    def _mirror(self, mark: Mark) -> list[Effect]:
+    def _mirror(self, mark: Mark) -> None:
         context = self._context
-        effects = list[Effect]()
         for stage, roster in enumerate(context.view.rosters):
             mirrors = mirrors_of(context.view, stage)
             if context.node_id not in mirrors:
@@ -92,8 +93,7 @@ class Mirrors:
                 continue
             first = mirrors.index(context.node_id) % len(donors)
             donors = donors[first:] + donors[:first]
-            effects.append(MirrorState(tuple(donors), stage, mark.iteration, wanted))
-        return effects
+            self._out.put(MirrorState(tuple(donors), stage, mark.iteration, wanted))
 
     # --- copies of this node's own state ------------------------------------------------------
 

@@ -16,7 +16,7 @@
 from typing import Protocol
 
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note
+from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import StateFetched, StateFetchFailed
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
@@ -26,8 +26,8 @@ from decod.protocol.state.rollback import Mirrors, Rollback
 from decod.protocol.state.stage_state import Loaded, StageState
 
 
-def note_return(decision: Open, context: Context, stage_before: int | None) -> list[Effect]:
-    """Return the notes that the run goes back, and that this node serves another stage.
+def note_return(decision: Open, context: Context, stage_before: int | None) -> None:
+    """Note that the run goes back, and that this node serves another stage.
 
     Args:
         decision: Begins the era.
@@ -39,17 +39,16 @@ def note_return(decision: Open, context: Context, stage_before: int | None) -> l
     assert origin is not None
     # Later decisions of the era say why the iteration was repeated.
     told = decision.reason.startswith(origin.reason)
-    fields = (
-        ("iteration", decision.opening.committed.number),
-        ("source", origin.source.value),
-        ("num_repeated", origin.num_repeated),
-        ("reason", decision.reason if told else origin.reason),
+    context.out.note(
+        "run.returned",
+        iteration=decision.opening.committed.number,
+        source=origin.source.value,
+        num_repeated=origin.num_repeated,
+        reason=decision.reason if told else origin.reason,
     )
-    effects: list[Effect] = [Note("run.returned", fields)]
     if stage_before not in (None, index):
         context.why = "all nodes of it were lost"
-        effects.append(Note("stage.assigned", (("stage", index), ("reason", context.why))))
-    return effects
+        context.out.note("stage.assigned", stage=index, reason=context.why)
 
 
 class Arrival:
@@ -218,7 +217,7 @@ class StageCopy:
         rebuilds = moved or (entering and not pristine)
         return effects + self.rollback.begin(opening, entering=entering, moved=rebuilds)
 
-    def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> list[Effect]:
+    def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> None:
         """An iteration is over: serve and keep what was committed.
 
         Args:
@@ -226,8 +225,8 @@ class StageCopy:
             opening: Says what was committed.
             stepped: Whether this node has taken the step.
         """
-        effects = self.mirrors.opened(opening, stepped=stepped)
-        return effects + self.replay_source.opened(now_s, opening, stepped=stepped)
+        self.mirrors.opened(opening, stepped=stepped)
+        self.replay_source.opened(now_s, opening, stepped=stepped)
 
     def opened(self, opening: Opening) -> list[Effect]:
         """An iteration begins: fetch anew what is known to be wrong."""

@@ -238,19 +238,18 @@ class StageState:
         self._donors.rotate(-1)
         return [Note("state.failed", (("peer", ""), ("reason", reason))), *self._fetch()]
 
-    def received(self, now_s: float, received: Received) -> list[Effect]:  # noqa: ARG002
+    def received(self, now_s: float, received: Received) -> None:  # noqa: ARG002
         """Take in that this node has come to another result."""
         assert isinstance(received.message, Differs)
-        return self.differs(received.sender, received.message)
+        self.differs(received.sender, received.message)
 
-    def differs(self, sender: NodeId, message: Differs) -> list[Effect]:
+    def differs(self, sender: NodeId, message: Differs) -> None:
         """This node came to another result than most of its stage: the next opening amends that."""
         view = self._context.view
         own = self._context.node_id
         meant = own in view and own in message.nodes and message.base == self.iteration
         if meant and view.roster(self._context.member.stage_index)[0].node_id == sender:
             self._odd = message.nodes
-        return []
 
     @property
     def is_odd(self) -> bool:

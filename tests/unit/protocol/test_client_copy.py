@@ -47,7 +47,8 @@ class CopyBench(Bench):
         told = self._decided(iteration, parameter_hash)
         self.copy.told(told)
         opening = replace(told.opening, paused=paused)
-        return self.copy.closed(0.0, opening, stepped=False) + self.copy.opened(opening)
+        self.copy.closed(0.0, opening, stepped=False)
+        return self.context.out.taken() + self.copy.opened(opening)
 
     def _decided(self, iteration: int, parameter_hash: str) -> Open:
         before, now = Iteration(iteration, 1), Iteration(iteration + 1, 1)

@@ -266,7 +266,8 @@ class Host:
     def commit(self, now_s: float, iteration: int) -> list[Effect]:
         self.stage.committed(iteration)
         opened = Opening(Iteration(iteration + 1, 1), Iteration(iteration, 1), VIEW)
-        return self.machine.opened(now_s, opened, stepped=True)
+        self.machine.opened(now_s, opened, stepped=True)
+        return self.context.out.taken()
 
     def follow(self, now_s: float, node: NodeId = R1C, number: int = 1) -> Followed:
         ((to, answer),) = sent(self.machine.follow(now_s, node, Follow(number, 1, "h:1")))
@@ -278,7 +279,8 @@ class Host:
         with_it = view_of("d0", "r1a", "r1b", "r1c", version=4)
         opened = Opening(Iteration(iteration + 1, 1), Iteration(iteration, 1), with_it)
         self.context.view = with_it
-        return self.machine.opened(2.0, opened, stepped=True)
+        self.machine.opened(2.0, opened, stepped=True)
+        return self.context.out.taken()
 
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))

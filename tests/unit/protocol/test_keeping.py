@@ -2,7 +2,7 @@
 
 from decod.ids import Iteration, JobId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import MirrorState
+from decod.protocol.core.effects import Effect, MirrorState
 from decod.protocol.core.era import Mark
 from decod.protocol.core.events import JobFinished, StateKept
 from decod.protocol.core.jobs import SnapshotTaken
@@ -23,11 +23,16 @@ def machine(node: NodeId, view: View = VIEW) -> tuple[Mirrors, Context]:
     return Mirrors(context), context
 
 
+def opened(keeping: Mirrors) -> list[Effect]:
+    keeping.opened(opening(), stepped=True)
+    return keeping._out.taken()
+
+
 def test_what_is_there_is_not_copied_again() -> None:
     node = mirrors_of(VIEW, 2)[0]
     keeping, _ = machine(node)
     keeping.told(StateKept(2, 10, "h2"))
-    mirrored = [e for e in keeping.opened(opening(), stepped=True) if isinstance(e, MirrorState)]
+    mirrored = [e for e in opened(keeping) if isinstance(e, MirrorState)]
     assert 2 not in [e.stage_index for e in mirrored]
 
 
@@ -37,12 +42,12 @@ def copied(iteration: int) -> JobFinished:
 
 def test_a_copy_of_another_iteration_is_let_go() -> None:
     keeping, context = machine(R1A)
-    job = jobs_of(keeping.opened(opening(), stepped=True))[0]
+    job = jobs_of(opened(keeping))[0]
     context.tensors.add(tensor(1))
     assert freed(keeping.job_done(0.0, job, copied(11))) == [1]
 
 
 def test_a_copy_that_fails_is_told() -> None:
     keeping, _ = machine(R1A)
-    job = jobs_of(keeping.opened(opening(), stepped=True))[0]
+    job = jobs_of(opened(keeping))[0]
     assert notes_of(keeping.job_failed(0.0, job, "no room")) == ["state.unkept"]
