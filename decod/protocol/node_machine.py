@@ -313,7 +313,7 @@ class NodeMachine:
                 effect = self.leadership.handover.ended(self._availability.ended(effect))
                 self._stopped = True
             outward.append(effect)
-        return outward
+        return outward + self._out.taken()  # What routing has let go of.
 
     def _handle(self, now_s: float, event: Event) -> None:  # noqa: C901 - a line each.
         match event:

@@ -330,7 +330,7 @@ class Forwarding:
         if entry is None or entry.by != sender:
             return None
         if message.arrived:
-            self._out.put(*self._forget(message.ticket))
+            self._forget(message.ticket)
             return None
         sending = self._open.pop(message.ticket).sending
         self._fails(sending.to, sender)
@@ -352,11 +352,10 @@ class Forwarding:
         if event.fault is not Fault.LINK or self._num_lost[event.to] >= _TENSORS_LOST:
             self.broken(now_s, event.to, tensors_only=True)
 
-    def _forget(self, ticket: int) -> list[Effect]:
+    def _forget(self, ticket: int) -> None:
         sending = self._open.pop(ticket).sending
-        if not isinstance(sending, SendTensor):
-            return []
-        return self._context.tensors.release(sending.tensor)
+        if isinstance(sending, SendTensor):
+            self._out.put(*self._context.tensors.release(sending.tensor))
 
     # --- passing on ---------------------------------------------------------------------------
 
@@ -449,13 +448,13 @@ class Forwarding:
             if not travels_on(entry.sending.message, anchor)
         ]
         for ticket in stale:
-            self._out.put(*self._forget(ticket))
+            self._forget(ticket)
 
     def end(self) -> None:
         """The run is over: nobody needs the tensors that were given away."""
         tensors = [t for t, entry in self._open.items() if isinstance(entry.sending, SendTensor)]
         for ticket in tensors:
-            self._out.put(*self._forget(ticket))
+            self._forget(ticket)
 
     def adopt(self) -> None:
         """The context has a new view: what its lost members were to pass on is sent again."""
@@ -469,7 +468,7 @@ class Forwarding:
             broken.failed.clear()
         for ticket, entry in list(self._open.items()):
             if entry.sending.to not in view:
-                self._out.put(*self._forget(ticket))
+                self._forget(ticket)
             elif entry.by not in view:
                 # Whoever sends it takes over the entry's reference to a tensor.
                 self._out.put(self._open.pop(ticket).sending)

@@ -9,7 +9,7 @@ from decod.protocol.core.messages.averaging_messages import ReducedPart
 from decod.protocol.core.messages.microbatch_messages import CanTake
 from decod.protocol.core.messages.scopes import Message, Passed, Way
 from decod.protocol.core.view import Reach, View
-from decod.protocol.links.forwarding import Forwarding
+from decod.protocol.links.forwarding import _OPEN_MAX, Forwarding
 from tests.unit.protocol.cast import (
     D0,
     ITERATION,
@@ -73,6 +73,17 @@ def test_where_there_is_nobody_else_messages_are_tried_directly() -> None:
     node = Node(view_of("d0", "r1a"))
     assert node.lose(D0) == []
     assert node.say(D0) == Send(D0, WORD)
+
+
+def test_of_very_many_messages_on_their_way_the_first_is_given_up_with_its_tensor() -> None:
+    node = Node()
+    node.lose(D0)
+    for number in range(1, _OPEN_MAX + 1):
+        node.give(D0, number)
+        node.context.tensors.release(TensorId(number))  # Only the link waits for it.
+    assert node.context.out.taken() == []
+    node.give(D0, _OPEN_MAX + 1)
+    assert node.context.out.taken() == [FreeTensor(TensorId(1))]
 
 
 # --- passing on -------------------------------------------------------------------------------
