@@ -84,7 +84,7 @@ class Delivery:
 
     def sent(self, now_s: float, event: TensorSent) -> None:
         """A tensor has arrived where it was sent to."""
-        self._out.put(*self._strategy.step(now_s, event))
+        self._strategy.step(now_s, event)
         self._strategy.copy.replay_source.sent(event)
         self.forwarding.sent(event)
         self.measuring.sent(now_s, event)
@@ -157,7 +157,7 @@ class Delivery:
             self._out.put(*self._strategy.copy.arrival.progressed(now_s))
             return
         self.outbox.undelivered(now_s, event)
-        self._out.put(*self._strategy.step(now_s, event))
+        self._strategy.step(now_s, event)
         self.measuring.undelivered(event)
         if event.tensor is not None and event.fault is not Fault.LINK:
             late = event.fault is Fault.RATE

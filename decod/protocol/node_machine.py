@@ -400,7 +400,7 @@ class NodeMachine:
                 part.overdue(now_s)
                 outward += self._delivered(now_s)
         if self.in_view and not self._stopped:
-            self._out.put(*self.strategy.step(now_s, DeadlinePassed()))
+            self.strategy.step(now_s, DeadlinePassed())
             outward += self._delivered(now_s)
         return outward
 
@@ -446,12 +446,12 @@ class NodeMachine:
 
     def _of_view(self, now_s: float, received: Received) -> None:
         self._measuring.heard(received.sender, received.message)
-        self._out.put(*self.strategy.step(now_s, received))
+        self.strategy.step(now_s, received)
 
     def _of_iteration(self, now_s: float, received: Received) -> None:
         if isinstance(received.message, messages.BeginAggregation):
             self._announced(now_s, received.sender)
-        self._out.put(*self.strategy.step(now_s, received))
+        self.strategy.step(now_s, received)
         self._out.put(*self.leadership.voted(now_s))
 
     def _counted(self, now_s: float, received: Received) -> None:
@@ -504,7 +504,7 @@ class NodeMachine:
 
     def _end(self, now_s: float, decision: messages.Open) -> None:
         """The run has ended. What was committed last may only be learnt from that."""
-        self._out.put(*self.strategy.close(decision)[1])
+        self.strategy.close(decision)
         self.forwarding.end()
         ended = decision.opening.iteration
         self.context.opening = replace(self.context.opening, iteration=ended)
@@ -535,7 +535,7 @@ class NodeMachine:
         self.leadership.election.mended(now_s, message)
         self._measuring.opened(now_s, renewed=True)
         self.forwarding.adopt()
-        self._out.put(*self.strategy.mend(now_s))
+        self.strategy.mend(now_s)
         self._dispatch.replay(now_s)
 
     def _dismissed(self, view: View) -> Effect:
@@ -547,8 +547,7 @@ class NodeMachine:
         strategy = self.strategy
         entering = not self.in_view
         opening = decision.opening
-        committed, closed = strategy.close(decision)
-        self._out.put(*closed)
+        committed = strategy.close(decision)
         if committed:
             strategy.facts.spent.committed(now_s, context.compute.computed_s)
         renewed = changes_view(opening, context)
@@ -585,7 +584,7 @@ class NodeMachine:
         self._out.put(*self._availability.opened(now_s, resigns=self.leadership.handover.wanted))
         if self._availability.draining:
             self.leadership.election.abstain(now_s)
-        self._out.put(*strategy.open(now_s, opening, renewed=renewed))
+        strategy.open(now_s, opening, renewed=renewed)
         self._dispatch.replay(now_s)
 
     # --- jobs ---------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from typing_extensions import override
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Averager
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FetchState, Send
+from decod.protocol.core.effects import FetchState, listed
 from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.fingerprints import (
     ERROR_MAX,
@@ -338,6 +338,7 @@ class Auditor:
 
     def __init__(self, context: Context, case: AuditCase, lost: Collection[NodeId] = ()) -> None:
         self._context = context
+        self._out = context.out
         self.case = case
         stage = context.view.by_id[case.relay].stage_index
         self._roster = [member.node_id for member in context.view.roster(stage)]
@@ -360,7 +361,7 @@ class Auditor:
     def _leads(self) -> bool:
         return self.case.auditors[0] == self._context.node_id
 
-    def begin(self, averager: Averager, means: Mapping[int, TensorId]) -> list[Effect]:
+    def begin(self, averager: Averager, means: Mapping[int, TensorId]) -> None:
         """Have the part of the average sketched that the relay has reduced.
 
         Args:
@@ -371,51 +372,55 @@ class Auditor:
         context = self._context
         mean = means.get(part)
         self._num_averaged = averager.found.num
-        if not self._leads or mean is None:
-            return []
-        job = SketchPart(part, averager.num_parts, self.case.seed, is_mean=True)
-        return context.compute.submit(job, self, [context.tensors.retain(mean)])
+        if self._leads and mean is not None:
+            job = SketchPart(part, averager.num_parts, self.case.seed, is_mean=True)
+            self._out.put(*context.compute.submit(job, self, [context.tensors.retain(mean)]))
 
-    def close(self) -> list[Effect]:
+    def close(self) -> None:
         """The leader's patience is over: what the relay has not said yet counts against it."""
         self._closes = True
-        begun = [effect for each in sorted(self._told) for effect in self._replay(each)]
-        return begun + self._compare()
+        for each in sorted(self._told):
+            self._replay(each)
+        self._compare()
 
-    def abandon(self) -> list[Effect]:
+    def abandon(self) -> None:
         """Release what is held."""
         self._over = True
         told = [each for of_one in self._told.values() for each in of_one.values()]
         self._told.clear()
-        return self._released(told)
+        self._released(told)
 
-    def _released(self, told: Collection[Told], but: Collection[Tensor] = ()) -> list[Effect]:
+    def _released(self, told: Collection[Told], but: Collection[Tensor] = ()) -> None:
         tensors = [each.tensor for each in told if each.tensor not in (None, *but)]
-        return self._context.tensors.release(*(tensor.id for tensor in tensors if tensor))
+        self._out.put(*self._context.tensors.release(*(tensor.id for tensor in tensors if tensor)))
 
     # --- what others tell ---------------------------------------------------------------------
 
-    def received(self, received: Received) -> list[Effect]:
+    def received(self, received: Received) -> None:
         """Take in what a member knows of the relay's work. Its tensor is held already."""
         message = received.message
         sender = received.sender
         match message:
             case AuditedPart():
-                return self._part(sender, message)
+                self._part(sender, message)
             case AuditedShares():
                 self._reduction.told(sender, message)
-                return self._compare()
+                self._compare()
             case AuditedPass():
-                return self._found(sender, message)
-        assert isinstance(message, AuditedTensor), message
+                self._found(sender, message)
+            case AuditedTensor():
+                self._tensor(sender, message, received.tensor)
+
+    def _tensor(self, sender: NodeId, message: AuditedTensor, tensor: Tensor | None) -> None:
         key = (message.microbatch, message.is_gradient, sender)
-        tensor = received.tensor
         if self._over or key in self._seen or not self._has_room(sender, message):
-            return [] if tensor is None else self._context.tensors.release(tensor.id)
+            if tensor is not None:
+                self._out.put(*self._context.tensors.release(tensor.id))
+            return
         self._seen.add(key)
         told = self._told.setdefault(message.microbatch, {})
         told[message.is_gradient, sender] = Told(tensor, message.proof)
-        return self._replay(message.microbatch)
+        self._replay(message.microbatch)
 
     def _has_room(self, sender: NodeId, message: AuditedTensor) -> bool:
         """Whether a member may tell, and has not told of more microbatches than there are.
@@ -431,12 +436,12 @@ class Auditor:
         few = sum(teller != relay for *_, teller in self._seen) < 2 * most
         return few and self._proofs.is_neighbour(sender, is_gradient=message.is_gradient)
 
-    def _part(self, sender: NodeId, message: AuditedPart) -> list[Effect]:
+    def _part(self, sender: NodeId, message: AuditedPart) -> None:
         is_owner = message.part < len(self._roster) and self._roster[message.part] == sender
         if self._over or not is_owner or sender in self._parts:
-            return []
+            return
         self._parts[sender] = message
-        return self._compare()
+        self._compare()
 
     @property
     def _all_parts(self) -> bool:
@@ -461,48 +466,54 @@ class Auditor:
 
     # --- passes -------------------------------------------------------------------------------
 
-    def _replay(self, microbatch: MicrobatchId) -> list[Effect]:
+    def _replay(self, microbatch: MicrobatchId) -> None:
         """Repeat both passes of a microbatch, if all that is needed is here."""
         told = self._told.get(microbatch)
         if told is None or self._over or not self._may_replay:
-            return []
+            return
         num = self._num_averaged
         evidence = self._proofs.weigh(microbatch, told, num_microbatches=num, closes=self._closes)
         if evidence is None:
-            return []
+            return
         del self._told[microbatch]
-        effects = self._released(told.values(), but=evidence.tensors)
+        self._released(told.values(), but=evidence.tensors)
         if evidence.findings or evidence.failure:
             found = evidence.findings
-            return effects + self._tell(microbatch, findings=found, failure=evidence.failure)
+            self._tell(microbatch, findings=found, failure=evidence.failure)
+            return
         if evidence.doubted:
             self._doubted.add(microbatch)
         made = (evidence.activation is not None, evidence.gradient is not None)
         job = ReplayPasses(microbatch, *made, len(self._roster), self.case.seed, self.beside)
         inputs = [tensor.id for tensor in evidence.tensors]
-        return effects + self._context.compute.submit(job, self, inputs)
+        self._out.put(*self._context.compute.submit(job, self, inputs))
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """Passes were replayed, or a mean was sketched."""
         result = event.result
         if isinstance(result, Sketched):
             self._reduction.averaged(result.sketches[0], self._num_averaged)
-            return self._compare()
+            self._compare()
+            return
         assert isinstance(job, ReplayPasses), job
         assert isinstance(result, Replayed), event
         error = max(result.activation_error, result.gradient_error)
         wrong = error > self._context.run.audits.tolerance
         if wrong and job.microbatch in self._doubted:
-            return self._tell(job.microbatch, failure=_GONE)
-        findings = (Finding(AuditedWork.PASSES, error),) if wrong else ()
-        return self._tell(job.microbatch, findings=findings, sketches=result.sketches)
+            self._tell(job.microbatch, failure=_GONE)
+        else:
+            findings = (Finding(AuditedWork.PASSES, error),) if wrong else ()
+            self._tell(job.microbatch, findings=findings, sketches=result.sketches)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device can't work with what others have told."""
         if isinstance(job, SketchPart):
-            return self._end(failure=reason)
-        assert isinstance(job, ReplayPasses), job
-        return self._tell(job.microbatch, failure=reason)
+            self._end(failure=reason)
+        else:
+            assert isinstance(job, ReplayPasses), job
+            self._tell(job.microbatch, failure=reason)
 
     def _tell(
         self,
@@ -511,44 +522,47 @@ class Auditor:
         findings: tuple[Finding, ...] = (),
         sketches: tuple[bytes, ...] = (),
         failure: str = "",
-    ) -> list[Effect]:
+    ) -> None:
         """Tell the first auditor what was found of a microbatch."""
         about = (self._context.averaging, self.case.relay, self.case.opinion, microbatch)
         doubted = microbatch in self._doubted
         found = AuditedPass(*about, findings, doubted, sketches, failure[:200])
-        return [] if self._over else [Send(self.case.auditors[0], found)]
+        if not self._over:
+            self._out.send(self.case.auditors[0], found)
 
     # --- the whole ----------------------------------------------------------------------------
 
-    def _found(self, sender: NodeId, message: AuditedPass) -> list[Effect]:
+    def _found(self, sender: NodeId, message: AuditedPass) -> None:
         """One of the auditors has replayed a microbatch."""
         expected = self.case.auditor_of(message.microbatch) == sender and self._leads
         if self._over or not expected or message.microbatch in self._passes:
-            return []
+            return
         if message.failure:
-            return self._end(failure=message.failure)
-        self._passes[message.microbatch] = message
-        return self._compare()
+            self._end(failure=message.failure)
+        else:
+            self._passes[message.microbatch] = message
+            self._compare()
 
-    def _compare(self) -> list[Effect]:
+    def _compare(self) -> None:
         """Compare the relay's contribution, when all that should be in it was replayed."""
         if self._over or not self._leads or not self._all_parts or not self._reduction.complete:
-            return []
-        if self._claim is None:
-            return self._end(failure="members differ in what the relay has contributed")
-        if any(part.num_microbatches and not part.sketch for part in self._parts.values()):
-            return self._end(failure="a member does not know what the relay has contributed")
+            return
         digest = add_digests(digest_of([microbatch]) for microbatch in self._passes)
-        if self._claim != (len(self._passes), digest):
-            return []  # More is to come. If it does not, the leader ends the audit.
-        if not self._all_sketched:
-            return self._end()
-        errors = self._reduction_errors()
-        if errors and not (self._reduction.answered or self._closes):
-            return []  # The relay may say who else lies.
-        return self._end(errors)
+        if self._claim is None:
+            self._end(failure="members differ in what the relay has contributed")
+        elif any(part.num_microbatches and not part.sketch for part in self._parts.values()):
+            self._end(failure="a member does not know what the relay has contributed")
+        elif self._claim != (len(self._passes), digest):
+            return  # More is to come. If it does not, the leader ends the audit.
+        elif not self._all_sketched:
+            self._end()
+        else:
+            errors = self._reduction_errors()
+            # The relay may say who else lies.
+            if not errors or self._reduction.answered or self._closes:
+                self._end(errors)
 
-    def _end(self, errors: Mapping[NodeId, float] = _NONE, failure: str = "") -> list[Effect]:
+    def _end(self, errors: Mapping[NodeId, float] = _NONE, failure: str = "") -> None:
         """Tell the leader what was found, once.
 
         Args:
@@ -563,7 +577,8 @@ class Auditor:
         about = (self._context.averaging, self.case.relay, self.case.opinion, len(self._passes))
         told = tuple(sorted(found, key=lambda each: -each.error)[:FINDINGS_MAX])
         result = AuditResult(*about, failure[:200], told)
-        return [*self.abandon(), Send(self._context.view.leader, result)]
+        self.abandon()
+        self._out.send(self._context.view.leader, result)
 
     def _found_wrong(self, errors: Mapping[NodeId, float]) -> list[Finding]:
         """Return what is wrong, and who else may have made it look so."""
@@ -631,23 +646,26 @@ class StageJudge(Auditor):
     _asked = _stands = False
     """Whether the parameters are on their way; whether the stage is built."""
 
-    def fetch(self, num_microbatches: int, parameter_hash: str) -> list[Effect]:
+    def fetch(self, num_microbatches: int, parameter_hash: str, *, asks: bool = True) -> None:
         """Get the stage's parameters.
 
         Args:
             num_microbatches: In the iteration.
             parameter_hash: Of the parameters. Empty: it is not known.
+            asks: They are not on their way yet.
         """
         context = self._context
         relay = self.case.relay
         self._num_averaged = num_microbatches
         self._asked = True
-        donors = (*(node for node in self._roster if node != relay), relay)
-        stage = context.view.by_id[relay].stage_index
-        iteration = context.opening.anchor.number
-        # Rounded parameters have no hash that was voted on.
-        whole = context.run.rounded
-        return [FetchState(donors, stage, iteration, parameter_hash, with_optimizer=whole)]
+        if asks:
+            donors = (*(node for node in self._roster if node != relay), relay)
+            stage = context.view.by_id[relay].stage_index
+            iteration = context.opening.anchor.number
+            # Rounded parameters have no hash that was voted on.
+            whole = context.run.rounded
+            state = FetchState(donors, stage, iteration, parameter_hash, with_optimizer=whole)
+            self._out.put(state)
 
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about what this judge has asked for."""
@@ -655,36 +673,41 @@ class StageJudge(Auditor):
         mine = (event.stage_index, event.iteration) == (stage, self._context.opening.anchor.number)
         return mine and self._asked and not self._over
 
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> None:
         """The parameters are here."""
         context = self._context
         self._asked = False
         tensor = context.tensors.add(event.tensor)
         of = (event.stage_index, event.iteration, event.manifest, context.run.rounded)
-        return context.compute.submit(StandIn(*of), self, [tensor])
+        self._out.put(*context.compute.submit(StandIn(*of), self, [tensor]))
 
-    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+    def fetch_failed(self, event: StateFetchFailed) -> None:
         """Nobody gives them."""
-        return self.give_up(event.reason)
+        self.give_up(event.reason)
 
-    def give_up(self, reason: str) -> list[Effect]:
+    def give_up(self, reason: str) -> None:
         """Tell the leader that this node can't judge."""
         self._asked = False
-        return self._end(failure=reason)
+        self._end(failure=reason)
 
     @override
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         if not isinstance(job, StandIn):
-            return super().job_done(now_s, job, event)
+            self._out.put(*super().job_done(now_s, job, event))
+            return
         assert isinstance(event.result, Built), event
         self._stands = True
-        return [effect for each in sorted(self._told) for effect in self._replay(each)]
+        for each in sorted(self._told):
+            self._replay(each)
 
     @override
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         if isinstance(job, StandIn):
-            return self._end(failure=reason)
-        return super().job_failed(now_s, job, reason)
+            self._end(failure=reason)
+        else:
+            self._out.put(*super().job_failed(now_s, job, reason))
 
     @property
     @override
@@ -703,6 +726,7 @@ class StageJudge(Auditor):
         return self._complete and super()._all_sketched
 
     @override
-    def _compare(self) -> list[Effect]:
+    def _compare(self) -> None:
         wrong = any(message.findings for message in self._passes.values())
-        return self._end() if not self._over and (wrong or self._complete) else []
+        if not self._over and (wrong or self._complete):
+            self._end()

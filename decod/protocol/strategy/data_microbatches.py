@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.effects import listed
 from decod.protocol.core.events import JobFinished, Tensor, earliest
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages import (
@@ -37,7 +37,6 @@ from decod.protocol.strategy.microbatch import (
     Microbatches,
     Phase,
     origin_of,
-    refused,
 )
 
 _FLOW_PATIENCE = 4
@@ -172,7 +171,7 @@ class DataMicrobatches(Microbatches):
         self,
         context: Context,
         flows: Callable[[], DataFlows],
-        folded: Callable[[], list[Effect]],
+        folded: Callable[[], None],
         *,
         num_microbatches: int,
     ) -> None:
@@ -201,55 +200,52 @@ class DataMicrobatches(Microbatches):
         return earliest(super().deadline_s, self._waiting.deadline_s)
 
     @override
-    def overdue(self, now_s: float) -> list[Effect]:
-        effects = super().overdue(now_s)
+    def overdue(self, now_s: float) -> None:
+        super().overdue(now_s)
         if self._waiting.in_vain(now_s):
-            effects += self._give_up()
+            self._give_up()
         if self._waiting.may_follow(now_s):
-            effects += self.inject()
-        return effects
+            self.inject()
 
-    def _give_up(self) -> list[Effect]:
+    def _give_up(self) -> None:
         """Put the share off, for which no flow was found: others must not wait for ever."""
         if self.held or not self._waiting.queue:
-            return []
-        fields = (("microbatch", "all"), ("reason", "no flow of this data node could be built"))
+            return
         self.share.put_off.update(self._waiting.give_up())
-        return [Note("microbatch.deferred", fields), *self._report()]
+        reason = "no flow of this data node could be built"
+        self._out.note("microbatch.deferred", microbatch="all", reason=reason)
+        self._report()
 
-    def reset(self) -> list[Effect]:
+    def reset(self) -> None:
         """Forget the iteration; what had been put off before it stays put off."""
-        effects: list[Effect] = []
         for held in (*self.held.values(), *self.done.values()):
-            effects += self._sent.release(held)
+            self._sent.release(held)
         self.held.clear()
         self.share.reset()
         self._waiting.reset()
         self._context.detours.reset()
-        return effects
 
     @override
-    def open(self, now_s: float, *, ready: bool = False) -> list[Effect]:
+    def open(self, now_s: float, *, ready: bool = False) -> None:
         """Begin the context's iteration with this node's shares of its batch."""
-        effects = self.reset()
+        self.reset()
         context = self._context
         iteration = self._context.iteration.number
         shares = shares_of(
             context.view, context.node_id, num_shares=context.run.batch.num_data_nodes
         )
         deferrals = self.share.deferrals
-        notes = deferrals.read_again(self.learners.take_lost())
+        deferrals.read_again(self.learners.take_lost())
         due: list[MicrobatchId] = []
         if shares:  # Else it is about to leave, and has no flows.
             num_again = max(1, len(shares) * self._num_microbatches // _NEW_PER_AGAIN)
-            due, given_up = deferrals.due(shares, num_again=num_again)
-            notes += given_up
+            due = deferrals.due(shares, num_again=num_again)
         indexes = range(self._num_microbatches)
         batch = (MicrobatchId(iteration, share, k) for share in shares for k in indexes)
         self._waiting.open(now_s, [*due, *(m for m in batch if m not in deferrals)], ready=ready)
         self.share.open()
-        # A share may be empty.
-        return effects + notes + self.inject() + self._report()
+        self.inject()
+        self._report()  # A share may be empty.
 
     @override
     def committed(self, averaged: int | None, *, marked: bool) -> None:
@@ -261,186 +257,197 @@ class DataMicrobatches(Microbatches):
         self.share.deferrals.go_back(iteration)
         self.learners.clear()
 
-    def can_take(self, peer: NodeId) -> list[Effect]:
+    def can_take(self, peer: NodeId) -> None:
         self._waiting.can_take.add(peer)
-        return self.inject()
+        self.inject()
 
     @override
-    def received(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+    def received(self, now_s: float, sender: NodeId, message: Message) -> None:
         match message:
             case CanTake():
-                return self.can_take(sender)
+                self.can_take(sender)
             case Mended():
-                return self.mended(sender, message)
-        return super().received(now_s, sender, message)
+                self.mended(sender, message)
+            case _:
+                super().received(now_s, sender, message)
 
     @override
-    def inject(self) -> list[Effect]:
+    def inject(self) -> None:
         """Start the waiting microbatches that find a flow."""
-        effects: list[Effect] = []
         for held in self._waiting.start(self.held.values()):
             self.held[held.microbatch] = held
-            effects += self._context.compute.submit(Embed(held.microbatch), self)
-        return effects
+            self._out.put(*self._context.compute.submit(Embed(held.microbatch), self))
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A pass has been computed."""
         self._context.links.computed(job, event.duration_s)
         match job, event.result:
             case Embed(microbatch), _:
-                return self.embedded(now_s, microbatch, event.outputs[0].id)
+                self.embedded(now_s, microbatch, event.outputs[0].id)
             case Head(microbatch), Loss() as loss:
-                return self.headed(microbatch, loss, event.outputs[0].id, event.duration_s)
+                self.headed(microbatch, loss, event.outputs[0].id, event.duration_s)
             case EmbedBackward(microbatch), _:
-                return self.returned(microbatch) + self._has_folded()
-        raise AssertionError(f"{job} is no pass of a data node's")
+                self.returned(microbatch)
+                self._has_folded()
+            case _:
+                raise AssertionError(f"{job} is no pass of a data node's")
 
-    def embedded(self, now_s: float, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+    def embedded(self, now_s: float, microbatch: MicrobatchId, output: TensorId) -> None:
         held = self.held[microbatch]
         self._waits.sent(now_s, held)
-        return [self._sent.send_forward(held, output)]
+        self._sent.send_forward(held, output)
 
-    def activation(
-        self, sender: NodeId, message: ForwardActivation, tensor: Tensor
-    ) -> list[Effect]:
+    def activation(self, sender: NodeId, message: ForwardActivation, tensor: Tensor) -> None:
         """The last relay's output has come home: compute the loss."""
         context = self._context
         context.tensors.add(tensor)
         held = self.held.get(message.microbatch) or self.done.get(message.microbatch)
-        if passed_on := self._pass_on(sender, message, tensor):
-            return passed_on
+        if self._pass_on(sender, message, tensor):
+            return
         sender = origin_of(message, sender, context.node_id, context.view)
         ours = held is not None and held.flow_id == message.flow_id
         if held is None or not ours or sender != held.upstream:
             deny = Deny(context.iteration, message.microbatch, message.flow_id, "no such flow here")
-            return [*context.tensors.release(tensor.id), Send(sender, deny)]
-        if held.phase not in (Phase.SENT, Phase.AWAITING):
-            complete = Send(sender, Complete(context.iteration, message.microbatch, 0.0))
-            return [*context.tensors.release(tensor.id), complete]
-        held.phase = Phase.HEAD
-        held.complete_by_s = None
-        held.proofs[False] = message.proof
-        return context.compute.submit(Head(message.microbatch), self, [tensor.id])
+            self._out.put(*context.tensors.release(tensor.id))
+            self._out.send(sender, deny)
+        elif held.phase not in (Phase.SENT, Phase.AWAITING):
+            self._out.put(*context.tensors.release(tensor.id))
+            self._out.send(sender, Complete(context.iteration, message.microbatch, 0.0))
+        else:
+            held.phase = Phase.HEAD
+            held.complete_by_s = None
+            held.proofs[False] = message.proof
+            self._out.put(*context.compute.submit(Head(message.microbatch), self, [tensor.id]))
 
     def headed(
         self, microbatch: MicrobatchId, loss: Loss, output: TensorId, duration_s: float
-    ) -> list[Effect]:
+    ) -> None:
         """The loss is known; its gradient goes back the way the activation came."""
         held = self.held[microbatch]
         held.phase = Phase.AWAITING_GRADIENT
         self.share.losses[microbatch] = loss
+        self._sent.send_backward(held, output)
         complete = Complete(self._context.iteration, microbatch, duration_s)
-        return [self._sent.send_backward(held, output), Send(held.upstream, complete)]
+        self._out.send(held.upstream, complete)
 
-    def _pass_on(self, sender: NodeId, message: Travelling, tensor: Tensor) -> list[Effect]:
-        """Send on what only comes by way of this node, if it is or may be waited for."""
+    def _pass_on(self, sender: NodeId, message: Travelling, tensor: Tensor) -> bool:
+        """Send on what only comes by way of this node, if it is or may be waited for.
+
+        Returns whether it was sent on.
+        """
         known = self.done if message.microbatch in self.share.owing else {}
         held = self.held.get(message.microbatch) or known.get(message.microbatch)
         return self._sent.pass_on(held, sender, message, tensor.id)
 
-    def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> list[Effect]:
+    def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> None:
         context = self._context
         context.tensors.add(tensor)
         held = self.held.get(message.microbatch)
-        if passed_on := self._pass_on(sender, message, tensor):
-            return passed_on
+        if self._pass_on(sender, message, tensor):
+            return
         sender = origin_of(message, sender, context.node_id, context.view)
         awaited = held is not None and held.phase is Phase.AWAITING_GRADIENT
         if held is None or not awaited or sender != held.downstream:
-            return context.tensors.release(tensor.id)
+            self._out.put(*context.tensors.release(tensor.id))
+            return
         held.phase = Phase.RETURNING
         held.proofs[True] = message.proof
-        effects = context.compute.submit(EmbedBackward(message.microbatch), self, [tensor.id])
-        return effects + self._report()
+        self._out.put(*context.compute.submit(EmbedBackward(message.microbatch), self, [tensor.id]))
+        self._report()
 
-    def returned(self, microbatch: MicrobatchId) -> list[Effect]:
+    def returned(self, microbatch: MicrobatchId) -> None:
         """A microbatch has come all the way home."""
         held = self.held.pop(microbatch)
         held.phase = Phase.FOLDED
         self.done[microbatch] = held
-        return self.inject()
+        self.inject()
 
     @override
-    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> None:
         """A flow is broken: try the microbatch on another, or put it off."""
         known = self.done.get(message.microbatch)
         held = self.held.get(message.microbatch, known)
-        if again := self._sent.stuck(held, sender):
-            return again
-        if held is None:
-            return []
+        if self._sent.stuck(held, sender) or held is None:
+            return
         if held.path_version and sender in held.path:
-            return self._fail_iteration(held, message.reason)
-        if held.downstream != sender:
-            return []
-        if held.phase in (Phase.SENT, Phase.AWAITING):
-            return self._put_back(held, message.reason)
-        return self._fail_iteration(held, message.reason)
+            self._fail_iteration(held, message.reason)
+        elif held.downstream != sender:
+            return
+        elif held.phase in (Phase.SENT, Phase.AWAITING):
+            self._put_back(held, message.reason)
+        else:
+            self._fail_iteration(held, message.reason)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """This node's device refused the microbatch."""
         assert isinstance(job, (Embed, Head, EmbedBackward))
         held = self.held.get(job.microbatch)
         if held is None:
-            return []
+            return
         if held.phase is Phase.COMPUTING:
-            return self._put_off_now(held, reason)
-        back = isinstance(job, EmbedBackward)
-        sender = held.downstream if back else held.upstream
-        effects = refused(self._context, held, sender, reason, is_gradient=back)
-        return effects + self._fail_iteration(held, reason)
+            self._put_off_now(held, reason)
+        else:
+            back = isinstance(job, EmbedBackward)
+            sender = held.downstream if back else held.upstream
+            self._refused(held, sender, reason, is_gradient=back)
+            self._fail_iteration(held, reason)
 
-    def _fail_iteration(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
+    def _fail_iteration(self, held: HeldMicrobatch, reason: str) -> None:
         """Others have parts of this microbatch in their sums: ask for the iteration to be
         repeated.
         """
         if self.share.failed:
-            return []
+            return
         if not held.path_version or self._flows().carried:
             self.share.deferrals.put_off(held.microbatch)
-        return self.share.ask_again(f"microbatch {held.microbatch}: {reason}")
+        self.share.ask_again(f"microbatch {held.microbatch}: {reason}")
 
-    def _put_back(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
+    def _put_back(self, held: HeldMicrobatch, reason: str) -> None:
         self._flows().drop(held.flow_id)
         if not self._flows().forwarding:
-            return self._put_off_now(held, reason)
+            self._put_off_now(held, reason)
+            return
         del self.held[held.microbatch]
         self._waiting.queue.appendleft(held.microbatch)
-        effects = self._sent.release(held)
-        effects += self._context.compute.submit(Drop(held.microbatch))
-        return effects + self.inject()
+        self._sent.release(held)
+        self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
+        self.inject()
 
-    def _put_off_now(self, held: HeldMicrobatch, reason: str) -> list[Effect]:
+    def _put_off_now(self, held: HeldMicrobatch, reason: str) -> None:
         del self.held[held.microbatch]
         self.share.put_off.add(held.microbatch)
         if not self._flows().forwarding:
             self.share.put_off.update(self._waiting.give_up())
-        fields = (("microbatch", str(held.microbatch)), ("reason", reason))
-        effects: list[Effect] = [Note("microbatch.deferred", fields), *self._sent.release(held)]
-        effects += self._context.compute.submit(Drop(held.microbatch))
-        return effects + self.inject() + self._report()
+        self._out.note("microbatch.deferred", microbatch=str(held.microbatch), reason=reason)
+        self._sent.release(held)
+        self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
+        self.inject()
+        self._report()
 
     # --- after a loss -------------------------------------------------------------------------
 
     @override
-    def mend(self, now_s: float) -> list[Effect]:
+    def mend(self, now_s: float) -> None:
         if self.share.failed:
-            return []
+            return
         if self._waiting.queue and not self._flows().forwarding:
-            return self.share.ask_again("relays were lost before flows had been found")
+            self.share.ask_again("relays were lost before flows had been found")
+            return
         self.share.open()
         everything = [*self.held.values(), *self.done.values()]
         paths = [held.path for held in everything]
         others = Substitutes(self._context, paths, newest=self._context.iteration.number - 1)
         self._waiting.mend(others)
-        effects: list[Effect] = []
         for held in everything:
             path = others.mend(held.path)
             if path != held.path:
-                effects += self._reroute(now_s, held, path)
-        return effects + self.inject() + self._report()
+                self._reroute(now_s, held, path)
+        self.inject()
+        self._report()
 
-    def _reroute(self, now_s: float, held: HeldMicrobatch, path: Path) -> list[Effect]:
+    def _reroute(self, now_s: float, held: HeldMicrobatch, path: Path) -> None:
         """Have a microbatch take another path, and send again what its new neighbours lack."""
         context = self._context
         before = held.path
@@ -449,6 +456,14 @@ class DataMicrobatches(Microbatches):
         held.path = path
         held.path_version = context.view.version
         owing = self.share.rerouted(held.microbatch, before, path)
+        onward = held.downstream != first and held.passed_on
+        if onward and held.phase in (Phase.SENT, Phase.AWAITING):
+            self._waits.sent(now_s, held)
+        headed = held.phase in (Phase.AWAITING_GRADIENT, Phase.RETURNING, Phase.FOLDED)
+        back = held.upstream != last and headed
+        if (onward and held.forward is None) or (back and held.backward is None):
+            self._fail_iteration(held, "what the lost node had been sent was not kept")
+            return
         message = Reroute(
             context.iteration,
             held.microbatch,
@@ -457,28 +472,19 @@ class DataMicrobatches(Microbatches):
             held.path_version,
             owing,
         )
-        effects: list[Effect] = [Send(relay, message) for relay in _concerned(before, path)]
-        again: list[list[Effect] | None] = []
-        if held.downstream != first and held.passed_on:
-            again.append(self._sent.forward_again(held))
-            if held.phase in (Phase.SENT, Phase.AWAITING):
-                self._waits.sent(now_s, held)
-        headed = held.phase in (Phase.AWAITING_GRADIENT, Phase.RETURNING, Phase.FOLDED)
-        if held.upstream != last and headed:
-            again.append(self._sent.backward_again(held))
-        for sends in again:
-            if sends is None:
-                return self._fail_iteration(held, "what the lost node had been sent was not kept")
-            effects += sends
-        return effects
+        self._out.send_all(_concerned(before, path), message)
+        if onward:
+            self._sent.forward_again(held)
+        if back:
+            self._sent.backward_again(held)
 
-    def mended(self, sender: NodeId, message: Mended) -> list[Effect]:
+    def mended(self, sender: NodeId, message: Mended) -> None:
         """A relay that took a lost one's place has folded a microbatch in."""
         self.share.mended(message.microbatch, sender)
-        return self._report()
+        self._report()
 
-    def _report(self) -> list[Effect]:
-        return self.share.report(self._waiting.queue, self.held)
+    def _report(self) -> None:
+        self.share.report(self._waiting.queue, self.held)
 
 
 def _concerned(before: Path, path: Path) -> list[NodeId]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.era import MARKS_MAX
 from decod.protocol.core.fingerprints import digest_of
 from decod.protocol.core.jobs import Loss
@@ -131,6 +130,7 @@ class Deferrals:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._known: dict[MicrobatchId, _Deferral] = {}
         self._marked: dict[int, dict[MicrobatchId, _Deferral]] = {}
         """What was put off at the newest iterations whose states are kept."""
@@ -148,15 +148,14 @@ class Deferrals:
         """Those that are to be trained on again."""
         return {m for m, each in self._known.items() if each.again}
 
-    def read_again(self, microbatches: Collection[MicrobatchId]) -> list[Effect]:
+    def read_again(self, microbatches: Collection[MicrobatchId]) -> None:
         """Have microbatches trained on again, from the context's iteration on."""
         new = [m for m in sorted(microbatches) if m not in self._known]
         new = new[: max(0, WAITING_MAX - len(self._known))]
         self._known.update((microbatch, _Deferral(again=True)) for microbatch in new)
-        if not new:
-            return []
-        fields = (("num_microbatches", len(new)), ("num_waiting", len(self.again)))
-        return [Note("learning.repeated", fields)]
+        if new:
+            num_waiting = len(self.again)
+            self._out.note("learning.repeated", num_microbatches=len(new), num_waiting=num_waiting)
 
     def put_off(self, microbatch: MicrobatchId) -> None:
         """A microbatch waits for the next iteration."""
@@ -190,10 +189,8 @@ class Deferrals:
         then = self._marked.get(iteration, self._known)
         self._known = {m: replace(each) for m, each in then.items() if m.iteration <= iteration}
 
-    def due(
-        self, shares: Sequence[int], *, num_again: int
-    ) -> tuple[list[MicrobatchId], list[Effect]]:
-        """Return what the context's iteration takes up again, and notes of what is given up.
+    def due(self, shares: Sequence[int], *, num_again: int) -> list[MicrobatchId]:
+        """Return what the context's iteration takes up again, and note what is given up.
 
         Args:
             shares: Of the iteration's batch that are this data node's.
@@ -201,7 +198,6 @@ class Deferrals:
         """
         iteration = self._context.iteration.number
         due = list[MicrobatchId]()
-        effects = list[Effect]()
         for microbatch, deferral in sorted(self._known.items()):
             if microbatch.iteration == iteration and microbatch.data_node_index not in shares:
                 # It was put off in an iteration that is repeated now, and another has its share.
@@ -212,10 +208,10 @@ class Deferrals:
                     num_again -= 1
             elif deferral.not_before <= iteration and deferral.times > _DEFERRALS_MAX:
                 del self._known[microbatch]
-                effects.append(Note("microbatch.lost", (("microbatch", str(microbatch)),)))
+                self._out.note("microbatch.lost", microbatch=str(microbatch))
             elif deferral.not_before <= iteration:
                 due.append(microbatch)
-        return due, effects
+        return due
 
 
 _Life = tuple[NodeId, int]
@@ -369,6 +365,7 @@ class ShareReport:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self.deferrals = Deferrals(context)
         self.done: dict[MicrobatchId, HeldMicrobatch] = {}
         """Home."""
@@ -396,7 +393,7 @@ class ShareReport:
         """The iteration is final. `marked`: its states are kept."""
         self.deferrals.committed(self.done, self.put_off, marked=marked)
 
-    def ask_again(self, reason: str) -> list[Effect]:
+    def ask_again(self, reason: str) -> None:
         """Ask the leader to repeat the iteration."""
         self._sent = self.failed = True
         report = Report(
@@ -409,7 +406,7 @@ class ShareReport:
             view_version=self._context.view.version,
             failure=reason[:200],
         )
-        return [Send(self._context.view.leader, report)]
+        self._out.send(self._context.view.leader, report)
 
     def rerouted(self, microbatch: MicrobatchId, before: Path, path: Path) -> tuple[NodeId, ...]:
         """A microbatch's path was changed. Return the relays that owe it a pass."""
@@ -427,7 +424,7 @@ class ShareReport:
 
     def report(
         self, waiting: Collection[MicrobatchId], held: Mapping[MicrobatchId, HeldMicrobatch]
-    ) -> list[Effect]:
+    ) -> None:
         """Tell the leader, once, when all relays have done their part of this node's share.
 
         What is left to do then concerns nobody else: the relays' reductions need not wait for it.
@@ -435,7 +432,7 @@ class ShareReport:
         """
         returning = [m for m, each in held.items() if each.phase is Phase.RETURNING]
         if self._sent or waiting or self.owing or len(returning) < len(held):
-            return []
+            return
         self._sent = True
         done = [*self.done, *returning]
         losses = [self.losses[m] for m in done]
@@ -451,4 +448,4 @@ class ShareReport:
             view_version=self._context.view.version,
             num_reread=len(again.intersection(done)),
         )
-        return [Send(self._context.view.leader, report)]
+        self._out.send(self._context.view.leader, report)

@@ -151,23 +151,24 @@ class SentTensors:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._size_bytes = 0
 
-    def send_forward(self, held: HeldMicrobatch, output: TensorId) -> Effect:
+    def send_forward(self, held: HeldMicrobatch, output: TensorId) -> None:
         """Send an activation to the next node, and keep it."""
         self.keep_forward(held, output)
-        return self._on(held, output)
+        self._on(held, output)
 
     def keep_forward(self, held: HeldMicrobatch, output: TensorId) -> None:
         """Keep an activation that the next node may still come to need."""
         if self._keep(output):
             held.forward = output
 
-    def send_backward(self, held: HeldMicrobatch, output: TensorId) -> Effect:
+    def send_backward(self, held: HeldMicrobatch, output: TensorId) -> None:
         """Send a gradient to the node before, and keep it."""
         if self._keep(output):
             held.backward = output
-        return self._back(held, output)
+        self._back(held, output)
 
     def _keep(self, tensor: TensorId) -> bool:
         tensors = self._context.tensors
@@ -191,23 +192,23 @@ class SentTensors:
             self._size_bytes -= self._context.tensors.size_of(entry)
         return entry
 
-    def forward_again(self, held: HeldMicrobatch) -> list[Effect] | None:
-        """Send the activation to the present next node; None if it was not kept."""
+    def forward_again(self, held: HeldMicrobatch) -> bool:
+        """Send the activation to the present next node. Return whether it was kept."""
         if held.forward is None:
-            return None
+            return False
         self._context.tensors.retain(held.forward)
-        return [self._on(held, held.forward)]
+        self._on(held, held.forward)
+        return True
 
-    def backward_again(self, held: HeldMicrobatch) -> list[Effect] | None:
-        """Send the gradient to the present node before; None if it was not kept."""
+    def backward_again(self, held: HeldMicrobatch) -> bool:
+        """Send the gradient to the present node before. Return whether it was kept."""
         if held.backward is None:
-            return None
+            return False
         self._context.tensors.retain(held.backward)
-        return [self._back(held, held.backward)]
+        self._back(held, held.backward)
+        return True
 
-    def undelivered(
-        self, event: SendFailed, *known: Mapping[MicrobatchId, HeldMicrobatch]
-    ) -> list[Effect]:
+    def undelivered(self, event: SendFailed, *known: Mapping[MicrobatchId, HeldMicrobatch]) -> None:
         """A tensor could not be sent: if this was a part of a detour, there may be another way.
 
         Args:
@@ -217,33 +218,36 @@ class SentTensors:
         message = event.message
         here = self._context.node_id
         if not isinstance(message, Travelling):
-            return []
+            return
         origin = origin_of(message, here, event.to, self._context.view)
         if origin == here:
             held = next((h[message.microbatch] for h in known if message.microbatch in h), None)
-            return self.stuck(held, event.to)
-        reason = f"it can't be passed on: {event.reason}"[:200]
-        return [Send(origin, Deny(message.iteration, message.microbatch, message.flow_id, reason))]
+            self.stuck(held, event.to)
+        else:
+            reason = f"it can't be passed on: {event.reason}"[:200]
+            deny = Deny(message.iteration, message.microbatch, message.flow_id, reason)
+            self._out.send(origin, deny)
 
-    def stuck(self, held: HeldMicrobatch | None, by: NodeId) -> list[Effect]:
+    def stuck(self, held: HeldMicrobatch | None, by: NodeId) -> bool:
         """What went by way of a data node does not get on from there, or not even there: send it
-        again, another way. Nothing if nothing did, or if it has arrived all the same."""
+        again, another way. Return whether anything was sent: nothing is if nothing went that way,
+        or if it has arrived all the same."""
         detours = self._context.detours
-        effects = list[Effect]()
         if held is None:
-            return effects
+            return False
+        sent = False
         if held.phase is Phase.SENT and held.detour is not None and held.detour.by == by:
             detours.avoid(by, held.downstream)
-            effects += self.forward_again(held) or []
+            sent = self.forward_again(held)
         if held.detour_back is not None and held.detour_back.by == by:
             detours.avoid(by, held.upstream)
-            effects += self.backward_again(held) or []
-        return effects
+            sent = self.backward_again(held) or sent
+        return sent
 
     def pass_on(
         self, held: HeldMicrobatch | None, sender: NodeId, message: Travelling, tensor: TensorId
-    ) -> list[Effect]:
-        """At a data node: send on what is for another node.
+    ) -> bool:
+        """At a data node: send on what is for another node. Return whether it was.
 
         Args:
             held: The microbatch, if this node waits for it; its path is the newest then.
@@ -257,20 +261,21 @@ class SentTensors:
             newest = self._gradient(held) if back else self._activation(held)
             message = replace(newest, proof=message.proof)
         elif message.flow_id.data_node == here:
-            return []
+            return False
         goal = goal_of(message, sender)
         if goal is None or goal == here or goal not in self._context.view:
-            return []
+            return False
         self._context.detours.sends(goal, tensor)
-        return [SendTensor(goal, message, tensor)]
+        self._out.put(SendTensor(goal, message, tensor))
+        return True
 
-    def _on(self, held: HeldMicrobatch, tensor: TensorId) -> Effect:
+    def _on(self, held: HeldMicrobatch, tensor: TensorId) -> None:
         to, held.detour = self._choose(held.downstream, held, tensor)
-        return SendTensor(to, self._activation(held), tensor)
+        self._out.put(SendTensor(to, self._activation(held), tensor))
 
-    def _back(self, held: HeldMicrobatch, tensor: TensorId) -> Effect:
+    def _back(self, held: HeldMicrobatch, tensor: TensorId) -> None:
         to, held.detour_back = self._choose(held.upstream, held, tensor)
-        return SendTensor(to, self._gradient(held), tensor)
+        self._out.put(SendTensor(to, self._gradient(held), tensor))
 
     def _choose(
         self, to: NodeId, held: HeldMicrobatch, tensor: TensorId
@@ -280,13 +285,13 @@ class SentTensors:
         detour = self._context.detours.choose(to, byways, tensor)
         return (to, None) if detour is None else (detour.by, detour)
 
-    def release(self, held: HeldMicrobatch) -> list[Effect]:
+    def release(self, held: HeldMicrobatch) -> None:
         """Let go of what was kept of one microbatch."""
         all_three = (held.entry, held.forward, held.backward)
         kept = [tensor for tensor in all_three if tensor is not None]
         self._size_bytes -= sum(map(self._context.tensors.size_of, kept))
         held.entry = held.forward = held.backward = None
-        return self._context.tensors.release(*kept)
+        self._out.put(*self._context.tensors.release(*kept))
 
     def _activation(self, held: HeldMicrobatch) -> ForwardActivation:
         return ForwardActivation(
@@ -304,6 +309,7 @@ class Waits:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._usual_s: float | None = None
         self.deadline_s: float | None = None
         """Not after the first COMPLETE that is due; one that came leaves it as it was."""
@@ -327,12 +333,10 @@ class Waits:
         held.phase = Phase.AWAITING
         held.complete_by_s = None
 
-    def overdue(
-        self, now_s: float, held_all: Mapping[MicrobatchId, HeldMicrobatch]
-    ) -> list[Effect]:
+    def overdue(self, now_s: float, held_all: Mapping[MicrobatchId, HeldMicrobatch]) -> None:
         """Tell the leader of peers whose COMPLETE is late, once for each wait."""
         if self.deadline_s is None or now_s < self.deadline_s:
-            return []
+            return
         self.deadline_s = None
         late: dict[NodeId, HeldMicrobatch] = {}
         for held in held_all.values():
@@ -341,7 +345,9 @@ class Waits:
                 self.sent(now_s, held)
             self.deadline_s = earliest(self.deadline_s, held.complete_by_s)
         leader = self._context.view.leader
-        return [Send(leader, Suspect(peer, SLOW)) for peer in late if peer != leader]
+        for peer in late:
+            if peer != leader:
+                self._out.send(leader, Suspect(peer, SLOW))
 
 
 class Microbatches:
@@ -353,6 +359,7 @@ class Microbatches:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self.held: dict[MicrobatchId, HeldMicrobatch] = {}
         """Under way."""
         self.done: dict[MicrobatchId, HeldMicrobatch] = {}
@@ -364,8 +371,8 @@ class Microbatches:
     def deadline_s(self) -> float | None:
         return self._waits.deadline_s
 
-    def overdue(self, now_s: float) -> list[Effect]:
-        return self._waits.overdue(now_s, self.held)
+    def overdue(self, now_s: float) -> None:
+        self._waits.overdue(now_s, self.held)
 
     @property
     def folded(self) -> Sequence[MicrobatchId]:
@@ -379,15 +386,15 @@ class Microbatches:
         own = self._context.node_id
         return [h for h in self.done.values() if relay in (own, h.upstream, h.downstream)]
 
-    def undelivered(self, event: SendFailed) -> list[Effect]:
+    def undelivered(self, event: SendFailed) -> None:
         """An activation or gradient could not be sent."""
-        return self._sent.undelivered(event, self.held, self.done)
+        self._sent.undelivered(event, self.held, self.done)
 
     def relays_work(self) -> dict[NodeId, int]:
         """Return how many microbatches of the iteration relays have worked on, as far as known."""
         return {}
 
-    def open(self, now_s: float, *, ready: bool = False) -> list[Effect]:
+    def open(self, now_s: float, *, ready: bool = False) -> None:
         """Begin the context's iteration.
 
         Args:
@@ -396,15 +403,13 @@ class Microbatches:
         """
         raise NotImplementedError
 
-    def inject(self) -> list[Effect]:
+    def inject(self) -> None:
         """Start what has waited for a flow."""
-        return []
 
-    def admit(self) -> list[Effect]:
+    def admit(self) -> None:
         """Start what has waited for room or the stage's state."""
-        return []
 
-    def mend(self, now_s: float) -> list[Effect]:
+    def mend(self, now_s: float) -> None:
         """Some relays are not in the context's view any more: have others take their place."""
         raise NotImplementedError
 
@@ -419,50 +424,48 @@ class Microbatches:
     def go_back(self, iteration: int) -> None:
         """The run goes on from an earlier state."""
 
-    def received(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+    def received(self, now_s: float, sender: NodeId, message: Message) -> None:
         """Take in what another says of a microbatch, if it is of use to this role."""
         match message:
             case Complete():
-                return self.complete(now_s, sender, message)
+                self.complete(now_s, sender, message)
             case Deny():
-                return self.denied(now_s, sender, message)
-        return []
+                self.denied(now_s, sender, message)
 
-    def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
+    def complete(self, now_s: float, sender: NodeId, message: Complete) -> None:
         """The next node has computed a microbatch."""
         self._waits.completed(now_s, sender, self.held.get(message.microbatch))
-        return []
 
-    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> None:
         """The next node does not take a microbatch."""
         raise NotImplementedError
 
+    def _refused(
+        self, held: HeldMicrobatch, sender: NodeId, reason: str, *, is_gradient: bool
+    ) -> None:
+        """This node's device did not compute with a microbatch.
 
-def refused(
-    context: Context, held: HeldMicrobatch, sender: NodeId, reason: str, *, is_gradient: bool
-) -> list[Effect]:
-    """Tell that this node's device did not compute with a microbatch.
+        If what another has sent can't be used, the leader hears of it. A data node is believed.
 
-    If what another has sent can't be used, the leader hears of it. A data node is believed.
-
-    Args:
-        context: The node's. The job that was refused read what has come.
-        held: The microbatch.
-        sender: Who has sent what the device was given.
-        reason: Why it was refused.
-        is_gradient: The device was given a gradient, and not an activation.
-    """
-    about = {"microbatch": str(held.microbatch), "peer": sender, "reason": reason}
-    effects: list[Effect] = [noted("microbatch.refused", **about)]
-    if not any(what in reason for what in (ACTIVATION_RECEIVED, GRADIENT_RECEIVED)):
-        return effects
-    leader = context.view.leader
-    proof = held.proofs.get(is_gradient)
-    if not proof or context.member.role is Role.DATA:
-        return [*effects, Send(leader, Suspect(sender, NOT_FINITE))]
-    (tensor,) = context.compute.refused
-    message = Unusable(context.iteration, held.microbatch, is_gradient, proof)
-    return [*effects, SendTensor(leader, message, context.tensors.retain(tensor))]
+        Args:
+            held: The microbatch. The job that was refused read what has come.
+            sender: Who has sent what the device was given.
+            reason: Why it was refused.
+            is_gradient: The device was given a gradient, and not an activation.
+        """
+        context = self._context
+        about = {"microbatch": str(held.microbatch), "peer": sender, "reason": reason}
+        self._out.note("microbatch.refused", **about)
+        if not any(what in reason for what in (ACTIVATION_RECEIVED, GRADIENT_RECEIVED)):
+            return
+        leader = context.view.leader
+        proof = held.proofs.get(is_gradient)
+        if not proof or context.member.role is Role.DATA:
+            self._out.send(leader, Suspect(sender, NOT_FINITE))
+        else:
+            (tensor,) = context.compute.refused
+            message = Unusable(context.iteration, held.microbatch, is_gradient, proof)
+            self._out.put(SendTensor(leader, message, context.tensors.retain(tensor)))
 
 
 class Complaints:
@@ -478,30 +481,33 @@ class Complaints:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._heard: set[NodeId] = set()
 
     def reset(self) -> None:
         """Forget the iteration."""
         self._heard.clear()
 
-    def received(self, received: Received) -> list[Effect]:
+    def received(self, received: Received) -> None:
         """Have the device look at what a member has shown: one thing of each, in an iteration."""
         context = self._context
         message = received.message
         tensor = received.tensor
         assert isinstance(message, Unusable), message
         if tensor is None:
-            return []
+            return
         shown = context.tensors.add(tensor)
         subject = Subject(message.iteration, message.microbatch, message.is_gradient)
         signer = context.proofs.signer_of(message.proof, subject)
         signed = signer is not None and digest_in(message.proof) == tensor.digest
         leads = context.node_id == context.view.leader
         if signer is None or not signed or not leads or received.sender in self._heard:
-            return context.tensors.release(shown)
-        self._heard.add(received.sender)
-        looks = Inspect(message.microbatch, message.is_gradient)
-        return context.compute.submit(looks, _Complaint(context, received.sender, signer), [shown])
+            self._out.put(*context.tensors.release(shown))
+        else:
+            self._heard.add(received.sender)
+            looks = Inspect(message.microbatch, message.is_gradient)
+            complaint = _Complaint(context, received.sender, signer)
+            self._out.put(*context.compute.submit(looks, complaint, [shown]))
 
 
 @dataclass(frozen=True, slots=True)

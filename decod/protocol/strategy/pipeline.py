@@ -15,7 +15,7 @@ from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import CountWork, Effect, Note, Send
+from decod.protocol.core.effects import CountWork, Effect, listed
 from decod.protocol.core.events import (
     DeadlinePassed,
     JobFinished,
@@ -42,7 +42,7 @@ from decod.protocol.strategy.step import (
     LocalSteps,
     Step,
     StepPolicy,
-    commit_notes,
+    note_commit,
 )
 from decod.protocol.strategy.strategy import StrategyEvent, StrategyFacts
 from decod.protocol.strategy.witnessing import Audits, unproven
@@ -58,6 +58,7 @@ class Readiness:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._ready: set[NodeId] = set()
         self._told: set[NodeId] = set()
 
@@ -73,13 +74,13 @@ class Readiness:
         """Return the next nodes of this node's flows that have not said CAN TAKE."""
         return flows.next_nodes - self._ready
 
-    def tell(self, flows: RelayFlows | DataFlows) -> list[Effect]:
+    def tell(self, flows: RelayFlows | DataFlows) -> None:
         """Tell each upstream peer, once, when all that lies behind its flows is ready."""
         pairs = flows.outflows.paired
         waiting = {pairs[flow_id] for flow_id in pairs if self._waits_for(flows.behind(flow_id))}
         tell = sorted(set(pairs.values()) - waiting - self._told)
         self._told.update(tell)
-        return [Send(upstream, CanTake(self._context.iteration)) for upstream in tell]
+        self._out.send_all(tell, CanTake(self._context.iteration))
 
     def _waits_for(self, node: NodeId | None) -> bool:
         # Nobody waits for a node that was lost: others take its place.
@@ -119,7 +120,7 @@ class Idleness:
         self._step_then_s = 0.0
         """What a step took when the device was timed last."""
 
-    def opened(self, now_s: float, *, idle: bool) -> list[Effect]:
+    def opened(self, now_s: float, *, idle: bool) -> None:
         """An iteration begins.
 
         Args:
@@ -131,10 +132,9 @@ class Idleness:
         relay = member.role is Role.RELAY and member.capacity > 0
         quicker = self._context.compute.step_s <= _QUICKER * self._step_then_s
         early = now_s < self._again_s and not quicker
-        if not relay or self._num_idle < _IDLE_ITERATIONS or early:
-            return []
-        self._num_idle = 0
-        return self._context.compute.submit(Measure(), self)
+        if relay and self._num_idle >= _IDLE_ITERATIONS and not early:
+            self._num_idle = 0
+            self._context.out.put(*self._context.compute.submit(Measure(), self))
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """The device has been timed."""
@@ -207,6 +207,7 @@ class Pipeline:
 
     def __init__(self, context: Context, role: Role, rng: Random) -> None:
         self._context = context
+        self._out = context.out
         sync = context.run.sync
         self._policy = LocalSteps(sync.fragments) if sync.steps_locally else StepPolicy()
         self.copy = StageCopy(context, self._state_loaded)
@@ -260,17 +261,17 @@ class Pipeline:
             self.copy.deadline_s,
         )
 
-    def _overdue(self, now_s: float) -> list[Effect]:
-        effects = self.microbatches.overdue(now_s)
+    def _overdue(self, now_s: float) -> None:
+        self.microbatches.overdue(now_s)
         if self.flows is not None:
-            effects += self.flows.overdue(now_s)
+            self._out.put(*self.flows.overdue(now_s))
         if self.copy.loaded and not self.facts.paused:
-            effects += self.routing.overdue(now_s, self.flows)
-        return effects + self.copy.overdue(now_s)
+            self._out.put(*self.routing.overdue(now_s, self.flows))
+        self._out.put(*self.copy.overdue(now_s))
 
     # --- iterations -------------------------------------------------------------------------------
 
-    def close(self, decision: messages.Open) -> tuple[bool, list[Effect]]:
+    def close(self, decision: messages.Open) -> bool:
         """End the context's iteration as a decision says: keep its step, or undo it.
 
         Who has missed the word hears of it in what opens the next iteration, by another leader.
@@ -280,17 +281,17 @@ class Pipeline:
         step = self._step
         committed = facts.voted_for(opening.committed)
         account = step.account if step is not None else ()
-        effects = commit_notes(decision, facts.begun, account, self._context, voted=committed)
+        note_commit(decision, facts.begun, account, self._context, voted=committed)
         self._hashes = dict(decision.hashes)
         self._stays_ready = committed and self._context.opening.local
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
-        effects += self._abandon_step()
+        self._abandon_step()
         if committed and step is not None:
             averaged = None if self._context.opening.local else self._context.opening.spec.fragment
             num_own = len(self.microbatches.folded)
             facts.num_committed += num_own
             work = {self._context.node_id: num_own, **self.microbatches.relays_work()}
-            effects.append(CountWork(opening.committed.number, tuple(sorted(work.items()))))
+            self._out.put(CountWork(opening.committed.number, tuple(sorted(work.items()))))
             if step.begun is not None:
                 facts.positions.committed(step.begun)
             marked = opening.mark_of(opening.committed.number) is not None
@@ -301,39 +302,45 @@ class Pipeline:
                 self.overlap.stepped(own, opening.committed.number)
             self._policy.closed(folded, averaged)
             self.copy.stage.parameter_hash = step.vote.proposal
-            effects += self._context.compute.submit(jobs.CommitStep(opening.committed.number))
+            self._out.put(*self._context.compute.submit(jobs.CommitStep(opening.committed.number)))
         elif step is not None:
-            effects += self._context.compute.reset()
-        effects += self.microbatches.reset()
-        return committed, effects + (self._end() if decision.ended else [])
+            self._out.put(*self._context.compute.reset())
+        self.microbatches.reset()
+        if decision.ended:
+            self._end()
+        return committed
 
-    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
+    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> None:
         """Begin the context's iteration; `renewed` if its view is a new one."""
         context = self._context
         if self.facts.opened(opening):
             self.microbatches.go_back(opening.committed.number)
         self.readiness.reset()
         self._complaints.reset()
-        amended = self.copy.opened(opening)
+        self._out.put(*self.copy.opened(opening))
         if not self.copy.loaded:
             self._policy.returned()
-            amended += self.overlap.returned() if self.overlap is not None else []
+            if self.overlap is not None:
+                self._out.put(*self.overlap.returned())
         idle = self.copy.loaded and not self.facts.paused and not self._worked
-        amended += self._idleness.opened(now_s, idle=idle)
+        self._idleness.opened(now_s, idle=idle)
         self._opened = frozenset(context.view.by_id)
         self._begin_step()
-        amended += self.overlap.opened() if self.overlap is not None else []
-        return amended + self._open(now_s, opening, renewed=renewed)
+        if self.overlap is not None:
+            self._out.put(*self.overlap.opened())
+        self._open(now_s, opening, renewed=renewed)
 
-    def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
+    def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> None:
         """Take up or look for flows in the view of an iteration that was opened."""
         context = self._context
         if renewed:
             self.routing.renew(now_s)
         elif self.flows is not None and self.routing.adopt(opening.epoch, self.flows):
             self._mended = False
-            fields = (("epoch", opening.epoch), ("num_flows", self.flows.num_complete))
-            return [Note("flows.settled", fields), *self._take_up(now_s, activate=False)]
+            num_flows = self.flows.num_complete
+            self._out.note("flows.settled", epoch=opening.epoch, num_flows=num_flows)
+            self._take_up(now_s, activate=False)
+            return
         anew = renewed or self._mended
         if anew:
             self._stays_ready = False
@@ -341,20 +348,21 @@ class Pipeline:
             self._mended = False
         if self.flows is not None:
             self.flows.carry(self.routing.carried)
-        effects = self._take_up(now_s, activate=anew)
+        self._take_up(now_s, activate=anew)
         early = [*self._early] if anew and not renewed else []
         self._early.clear()
         for sender, message in early:
-            effects += self._of_view(now_s, sender, message)
-        return effects
+            self._of_view(now_s, sender, message)
 
-    def _end(self) -> list[Effect]:
+    def _end(self) -> None:
         """The run is over: let go of what is held for an iteration that this node may still be
         in.
         """
-        effects = self._abandon_step()
-        effects += self.overlap.stop() if self.overlap is not None else []
-        return effects + self.copy.end() + self.microbatches.reset()
+        self._abandon_step()
+        if self.overlap is not None:
+            self._out.put(*self.overlap.stop())
+        self._out.put(*self.copy.end())
+        self.microbatches.reset()
 
     def _begin_step(self) -> None:
         """Begin the step of an iteration, or begin it again with other members."""
@@ -367,143 +375,150 @@ class Pipeline:
         of = (context, self.microbatches, step.witnessed)
         self._audits = self.copy.judging = Audits(*of, lost, self._hashes, self._fetching)
 
-    def _abandon_step(self) -> list[Effect]:
+    def _abandon_step(self) -> None:
         """Release all that is held for the step."""
-        effects = self._step.abandon() if self._step is not None else []
-        return effects + (self._audits.abandon() if self._audits is not None else [])
+        if self._step is not None:
+            self._step.abandon()
+        if self._audits is not None:
+            self._audits.abandon()
 
-    def _average_settled(self) -> list[Effect]:
+    @listed
+    def _average_settled(self) -> None:
         """The average of the last outer step is here, or dropped."""
-        return self._step.average_settled() if self._step is not None else []
+        if self._step is not None:
+            self._step.average_settled()
 
-    def mend(self, now_s: float) -> list[Effect]:
+    def mend(self, now_s: float) -> None:
         """Go on with the iteration in the context's view, which some members are no more in."""
         context = self._context
-        effects = self._abandon_step()
+        self._abandon_step()
         if self.facts.aggregating:
-            effects += context.compute.retract()
-        effects += self.copy.arrival.fetch_instead()
+            self._out.put(*context.compute.retract())
+        self._out.put(*self.copy.arrival.fetch_instead())
         self._begin_step()
-        effects += self.overlap.opened() if self.overlap is not None else []
+        if self.overlap is not None:
+            self._out.put(*self.overlap.opened())
         self._mended = True
         self._early.clear()
         self.routing.renew(now_s)
         if self.flows is None:
-            return effects
+            return
         self.flows.freeze()
         if self.copy.loaded:
-            effects += self.microbatches.mend(now_s)
-        return effects + self._tell_ready()
+            self.microbatches.mend(now_s)
+        self._tell_ready()
 
-    def _take_up(self, now_s: float, *, activate: bool) -> list[Effect]:
+    def _take_up(self, now_s: float, *, activate: bool) -> None:
         """Work on the iteration, if this node holds the parameters that it needs."""
         if not self.copy.loaded or self.flows is None:
-            return []
-        effects = self.flows.activate(now_s) if activate else []
+            return
+        if activate:
+            self._out.put(*self.flows.activate(now_s))
         if not self.facts.paused:
-            effects += self.microbatches.open(now_s, ready=self._stays_ready)
+            self.microbatches.open(now_s, ready=self._stays_ready)
             self._stays_ready = False
-        return effects + self._tell_ready()
+        self._tell_ready()
 
-    def _state_loaded(self, now_s: float) -> list[Effect]:
+    @listed
+    def _state_loaded(self, now_s: float) -> None:
         """The state that this node lacked stands on its device."""
-        note = Note("state.loaded", (("iteration", self.copy.stage.iteration),))
-        effects: list[Effect] = [note, *self._take_up(now_s, activate=not self._mended)]
+        self._out.note("state.loaded", iteration=self.copy.stage.iteration)
+        self._take_up(now_s, activate=not self._mended)
         if self._mended:
             # Flows are not built any more in this iteration, and those of before may be broken.
-            effects += self.microbatches.mend(now_s)
-        effects += self.microbatches.admit()
+            self.microbatches.mend(now_s)
+        self.microbatches.admit()
         if self._step is not None:
-            effects += self._step.state_loaded()
-        return effects
+            self._step.state_loaded()
 
     # --- what happens between two openings --------------------------------------------------------
 
-    def step(self, now_s: float, event: StrategyEvent) -> list[Effect]:
+    def step(self, now_s: float, event: StrategyEvent) -> None:
         """Take in a message, what became of one, or a deadline that has passed."""
         match event:
             case Received(sender, message) if isinstance(message, OfView):
-                return self._of_view(now_s, sender, message)
+                self._of_view(now_s, sender, message)
             case Received():
-                return self._of_iteration(now_s, event)
+                self._of_iteration(now_s, event)
             case SendFailed():
                 if self.overlap is not None:
                     self.overlap.undelivered(event)
-                return self.microbatches.undelivered(event)
+                self.microbatches.undelivered(event)
             case TensorSent():
                 beside = self.overlap is not None and self.overlap.sent(event)
                 if not beside and event.to in self._context.view:
                     self.facts.spent.sent(now_s, event.duration_s)
-                return []
             case DeadlinePassed():
-                return self._overdue(now_s)
+                self._overdue(now_s)
 
-    def _of_view(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+    def _of_view(self, now_s: float, sender: NodeId, message: Message) -> None:
         """Take in a message of the context's view."""
         flows = self.flows
         if flows is None:
-            return []
+            return
         if self._mended and isinstance(message, _BUILDING):
             # The flows in use are frozen, here and elsewhere: whoever builds flows in this view has
             # opened the next iteration already.
             self._early.append((sender, message))
-            return []
+            return
         match message:
             case messages.FlowCost():
-                return flows.announced(now_s, sender, message)
+                self._out.put(*flows.announced(now_s, sender, message))
             case messages.RequestFlow():
-                return flows.requested(now_s, sender, message) + self._tell_ready()
+                self._out.put(*flows.requested(now_s, sender, message))
+                self._tell_ready()
             case messages.FlowAnswer():
-                effects = flows.answered(now_s, sender, message)
-                return effects + self.microbatches.inject() + self._tell_ready()
+                self._out.put(*flows.answered(now_s, sender, message))
+                self.microbatches.inject()
+                self._tell_ready()
             case messages.Withdraw():
-                return flows.withdrawn(now_s, sender, message)
+                self._out.put(*flows.withdrawn(now_s, sender, message))
             case _ if isinstance(message, RoutingMessage):
-                return self.routing.received(sender, message)
-        return []
+                self._out.put(*self.routing.received(sender, message))
 
-    def _of_iteration(self, now_s: float, received: Received) -> list[Effect]:
+    def _of_iteration(self, now_s: float, received: Received) -> None:
         """Take in a message of the context's iteration."""
         message = received.message
         sender = received.sender
         if isinstance(message, OfAveraging) and message.travels:
-            return self.overlap.received(received) if self.overlap else released(received)
+            taken = self.overlap.received(received) if self.overlap else released(received)
+            self._out.put(*taken)
+            return
         match message:
             case messages.ForwardActivation() | messages.BackwardGradient():
-                return self._travelled(received, message)
+                self._travelled(received, message)
             case messages.Unusable():
-                return self._complaints.received(received)
+                self._complaints.received(received)
             case CanTake():
                 self.readiness.peer_ready(sender)
-                return self.microbatches.received(now_s, sender, message) + self._tell_ready()
+                self.microbatches.received(now_s, sender, message)
+                self._tell_ready()
             case messages.Complete() | messages.Deny() | messages.Reroute() | messages.Mended():
-                return self.microbatches.received(now_s, sender, message)
-        assert self._step is not None
-        if isinstance(message, (messages.Audit, OfOpinion)) and self._audits is not None:
-            return self._audits.received(received)
-        effects = self._step.received(received)
-        begun = isinstance(message, messages.BeginAggregation)
-        return effects + (self._contribute() if begun else [])
+                self.microbatches.received(now_s, sender, message)
+            case messages.Audit() | OfOpinion() if self._audits is not None:
+                self._audits.received(received)
+            case _:
+                assert self._step is not None
+                self._step.received(received)
+                if isinstance(message, messages.BeginAggregation):
+                    self._contribute()
 
-    def _travelled(self, received: Received, message: Travelling) -> list[Effect]:
+    def _travelled(self, received: Received, message: Travelling) -> None:
         """Take in what another stage has computed, if its sender can be held to it."""
         sender = received.sender
         tensor = received.tensor
-        if tensor is None:
-            return []
-        if doubt := unproven(self._context, received):
-            return doubt
+        if tensor is None or unproven(self._context, received):
+            return
         if isinstance(message, messages.ForwardActivation):
-            return self.microbatches.activation(sender, message, tensor)
-        return self.microbatches.gradient(sender, message, tensor)
+            self.microbatches.activation(sender, message, tensor)
+        else:
+            self.microbatches.gradient(sender, message, tensor)
 
-    def _contribute(self) -> list[Effect]:
+    def _contribute(self) -> None:
         """Take part in the reduction, as soon as all that this node has to add up is added."""
-        if self._step is None or not self.microbatches.all_done:
-            return []
-        return self._step.contribute(self.microbatches.folded)
+        if self._step is not None and self.microbatches.all_done:
+            self._step.contribute(self.microbatches.folded)
 
-    def _tell_ready(self) -> list[Effect]:
-        if self.flows is None or not self.copy.loaded:
-            return []
-        return self.readiness.tell(self.flows)
+    def _tell_ready(self) -> None:
+        if self.flows is not None and self.copy.loaded:
+            self.readiness.tell(self.flows)

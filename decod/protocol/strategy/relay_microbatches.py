@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import listed
 from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.jobs import Backward, Drop, Forward, Job
 from decod.protocol.core.messages import (
@@ -39,7 +39,6 @@ from decod.protocol.strategy.microbatch import (
     Microbatches,
     Phase,
     origin_of,
-    refused,
 )
 
 
@@ -74,40 +73,38 @@ class RelayMicrobatches(Microbatches):
         return True
 
     @override
-    def open(self, now_s: float, *, ready: bool = False) -> list[Effect]:
-        return []
+    def open(self, now_s: float, *, ready: bool = False) -> None:
+        """Begin the context's iteration: with what data nodes send."""
 
     @override
-    def mend(self, now_s: float) -> list[Effect]:
-        return []
+    def mend(self, now_s: float) -> None:
+        """Go on with what data nodes reroute."""
 
-    def reset(self) -> list[Effect]:
+    def reset(self) -> None:
         """Forget the iteration, and what was kept for it."""
-        effects = self._context.tensors.release(*(tensor for _, tensor in self._queue))
+        self._out.put(*self._context.tensors.release(*(tensor for _, tensor in self._queue)))
         early = [tensor for senders in self._early.values() for tensor, _ in senders.values()]
-        effects += self._context.tensors.release(*early)
-        effects += self._context.tensors.release(*(tensor for _, tensor in self._returns))
-        effects += self._context.tensors.release(*self._repeating.values())
+        self._out.put(*self._context.tensors.release(*early))
+        self._out.put(*self._context.tensors.release(*(tensor for _, tensor in self._returns)))
+        self._out.put(*self._context.tensors.release(*self._repeating.values()))
         for held in (*self.held.values(), *self.done.values()):
-            effects += self._sent.release(held)
+            self._sent.release(held)
         for record in (self.held, self.done, self._early, self._repeating, self._routes):
             record.clear()
         self._queue.clear()
         self._returns.clear()
         self._context.detours.reset()
-        return effects
 
     @override
-    def received(self, now_s: float, sender: NodeId, message: Message) -> list[Effect]:
+    def received(self, now_s: float, sender: NodeId, message: Message) -> None:
         if isinstance(message, Reroute):
-            return self.reroute(now_s, sender, message)
-        return super().received(now_s, sender, message)
+            self.reroute(now_s, sender, message)
+        else:
+            super().received(now_s, sender, message)
 
     # --- forward ------------------------------------------------------------------------------
 
-    def activation(
-        self, sender: NodeId, message: ForwardActivation, tensor: Tensor
-    ) -> list[Effect]:
+    def activation(self, sender: NodeId, message: ForwardActivation, tensor: Tensor) -> None:
         """Take an activation in, or DENY it."""
         context = self._context
         microbatch = message.microbatch
@@ -115,17 +112,21 @@ class RelayMicrobatches(Microbatches):
         sender = origin_of(message, sender, context.node_id, context.view)
         known = self.held.get(microbatch) or self.done.get(microbatch)
         if known is not None:
-            done = [Send(sender, Complete(context.iteration, microbatch, 0.0))]
-            return [*context.tensors.release(tensor.id), *(done if known.passed_on else [])]
+            self._out.put(*context.tensors.release(tensor.id))
+            if known.passed_on:
+                self._out.send(sender, Complete(context.iteration, microbatch, 0.0))
+            return
         held = self._record(message)
         if held is None or not self._expected(sender, message, held):
             deny = Deny(context.iteration, microbatch, message.flow_id, "no such flow here")
-            return [*context.tensors.release(tensor.id), Send(sender, deny)]
+            self._out.put(*context.tensors.release(tensor.id))
+            self._out.send(sender, deny)
+            return
         held.phase = Phase.QUEUED
         held.proofs[False] = message.proof
         self.held[microbatch] = held
         self._queue.append((held, tensor.id))
-        return self.admit()
+        self.admit()
 
     def _record(self, message: ForwardActivation) -> HeldMicrobatch | None:
         """Return a microbatch's record, with its newest path; None if that is not through here."""
@@ -154,92 +155,94 @@ class RelayMicrobatches(Microbatches):
         return along and flows.outflows.paired.get(flow_id) == sender == held.upstream
 
     @override
-    def admit(self) -> list[Effect]:
+    def admit(self) -> None:
         """Begin with what waits, as far as there is room; those on their way back first."""
-        effects: list[Effect] = []
         while (self._returns or self._queue) and self._loaded():
-            if not self._has_room():
-                shed = self._shed_one()
-                if shed is None:
-                    break
-                effects += shed
+            if not self._has_room() and not self._shed_one():
+                break
             if self._returns:
                 held, gradient = self._returns.popleft()
                 entry = self._sent.take_entry(held)
                 assert entry is not None, held
                 held.shed = False
                 self._repeating[held.microbatch] = gradient
-                effects += self._context.compute.submit(Forward(held.microbatch), self, [entry])
-                continue
-            held, tensor = self._queue.popleft()
-            held.phase = Phase.COMPUTING
-            self._sent.keep_entry(held, tensor)
-            effects += self._context.compute.submit(Forward(held.microbatch), self, [tensor])
-        return effects
+            else:
+                held, entry = self._queue.popleft()
+                held.phase = Phase.COMPUTING
+                self._sent.keep_entry(held, entry)
+            self._out.put(*self._context.compute.submit(Forward(held.microbatch), self, [entry]))
 
     def _has_room(self) -> bool:
         here = sum(h.phase is not Phase.QUEUED and not h.shed for h in self.held.values())
         return here < self._context.member.capacity
 
-    def _shed_one(self) -> list[Effect] | None:
-        """Let go of the microbatch that will be back last; None if that is worth it for none.
+    def _shed_one(self) -> bool:
+        """Let go of the microbatch that will be back last. Return whether that is worth it.
 
         It is worth a forward pass where the device has nothing else to do, and the gradient's way
         takes longer than that pass.
         """
         links = self._context.links
         if not self._context.compute.idle:
-            return None
+            return False
         for held in reversed(self.held.values()):
             away = held.phase in (Phase.SENT, Phase.AWAITING) and not held.shed
             if away and held.entry is not None:
                 if links.transfer_s(held.downstream) <= links.compute_s:
-                    return None
+                    return False
                 held.shed = True
-                return self._context.compute.submit(Drop(held.microbatch))
-        return None
+                self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
+                return True
+        return False
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A pass has been computed."""
         self._context.links.computed(job, event.duration_s)
         assert len(event.outputs) == 1, f"{job} ended with {len(event.outputs)} outputs"
         output = event.outputs[0]
         match job:
             case Forward(microbatch):
-                return self.forwarded(now_s, microbatch, output.id, event.duration_s)
+                self.forwarded(now_s, microbatch, output.id, event.duration_s)
             case Backward(microbatch):
-                return self.returned(microbatch, output.id)
-        raise AssertionError(f"{job} is no pass of a relay's")
+                self.returned(microbatch, output.id)
+            case _:
+                raise AssertionError(f"{job} is no pass of a relay's")
 
     def forwarded(
         self, now_s: float, microbatch: MicrobatchId, output: TensorId, duration_s: float
-    ) -> list[Effect]:
+    ) -> None:
         """The forward pass has been computed: send it on, and COMPLETE back."""
         context = self._context
         held = self.held.get(microbatch)
         if held is None:
             # It was refused while it was computed: nobody waits for the output.
-            return [*context.tensors.release(output), *self.admit()]
+            self._out.put(*context.tensors.release(output))
+            self.admit()
+            return
         if (gradient := self._repeating.pop(microbatch, None)) is not None:
-            released = context.tensors.release(output)
-            return released + context.compute.submit(Backward(microbatch), self, [gradient])
-        complete = Complete(context.iteration, microbatch, duration_s)
-        effects: list[Effect] = [Send(held.upstream, complete)]
-        sender, early, others = self._take_early(held)
-        effects += context.tensors.release(*others)
+            self._out.put(*context.tensors.release(output))
+            self._out.put(*context.compute.submit(Backward(microbatch), self, [gradient]))
+            return
+        sender, early, unused = self._take_early(held)
         if early is None:
             self._waits.sent(now_s, held)
-            return [self._sent.send_forward(held, output), *effects, *self.admit()]
-        gradient, held.proofs[True] = early
         if sender == held.downstream:
             # It has had the activation from the one whose place this one takes.
             self._sent.keep_forward(held, output)
-            effects += context.tensors.release(output)
+            unused.append(output)
         else:
-            # Whoever sent the gradient is lost too, and another needs both to do its part again.
-            effects.insert(0, self._sent.send_forward(held, output))
-        held.phase = Phase.RETURNING
-        return effects + self._begin_backward(held, gradient)
+            # Even if a gradient is here: whoever sent that is lost too, and another needs both to
+            # do its part again.
+            self._sent.send_forward(held, output)
+        self._out.send(held.upstream, Complete(context.iteration, microbatch, duration_s))
+        self._out.put(*context.tensors.release(*unused))
+        if early is None:
+            self.admit()
+        else:
+            gradient, held.proofs[True] = early
+            held.phase = Phase.RETURNING
+            self._begin_backward(held, gradient)
 
     def _take_early(
         self, held: HeldMicrobatch
@@ -256,7 +259,7 @@ class RelayMicrobatches(Microbatches):
         return sender, None if sender is None else early[sender], rest
 
     @override
-    def complete(self, now_s: float, sender: NodeId, message: Complete) -> list[Effect]:
+    def complete(self, now_s: float, sender: NodeId, message: Complete) -> None:
         held = self.held.get(message.microbatch)
         if (
             held is not None
@@ -265,11 +268,11 @@ class RelayMicrobatches(Microbatches):
         ):
             took_s = now_s - held.sent_s - message.compute_s
             self._context.detours.completed(now_s, sender, held.detour, took_s)
-        return super().complete(now_s, sender, message)
+        super().complete(now_s, sender, message)
 
     # --- backward -----------------------------------------------------------------------------
 
-    def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> list[Effect]:
+    def gradient(self, sender: NodeId, message: BackwardGradient, tensor: Tensor) -> None:
         """Begin the backward pass, or keep the gradient until the forward pass is done."""
         context = self._context
         microbatch = message.microbatch
@@ -280,23 +283,26 @@ class RelayMicrobatches(Microbatches):
         if held is not None:
             over |= held.phase is Phase.RETURNING or sender != held.downstream
         if over or not self._is_of(sender, 1):
-            return context.tensors.release(tensor.id)
+            self._out.put(*context.tensors.release(tensor.id))
+            return
         if held is None or not held.passed_on:
             self._early.setdefault(microbatch, {})[sender] = (tensor.id, message.proof)
-            return []
+            return
         held.phase = Phase.RETURNING
         held.complete_by_s = None
         held.proofs[True] = message.proof
         if held.shed:
             self._returns.append((held, tensor.id))
-            return self.admit()
-        return self._begin_backward(held, tensor.id)
+            self.admit()
+        else:
+            self._begin_backward(held, tensor.id)
 
-    def _begin_backward(self, held: HeldMicrobatch, gradient: TensorId) -> list[Effect]:
+    def _begin_backward(self, held: HeldMicrobatch, gradient: TensorId) -> None:
         """The forward pass won't be needed again, unless the iteration is repeated."""
         entry = self._sent.take_entry(held)
-        effects = [] if entry is None else self._context.tensors.release(entry)
-        return effects + self._context.compute.submit(Backward(held.microbatch), self, [gradient])
+        if entry is not None:
+            self._out.put(*self._context.tensors.release(entry))
+        self._out.put(*self._context.compute.submit(Backward(held.microbatch), self, [gradient]))
 
     def _is_of(self, sender: NodeId, away: int) -> bool:
         """Whether a sender is of the stage so many behind this one."""
@@ -305,94 +311,99 @@ class RelayMicrobatches(Microbatches):
         member = view.by_id.get(sender)
         return member is not None and member.stage_index == (stage + away) % view.num_stages
 
-    def returned(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+    def returned(self, microbatch: MicrobatchId, output: TensorId) -> None:
         """The backward pass has been computed: it counts, and its gradient goes upstream."""
         held = self.held.pop(microbatch)
         held.phase = Phase.FOLDED
         self.done[microbatch] = held
-        effects = [self._sent.send_backward(held, output), *self._say_mended(held)]
-        return effects + self.admit()
+        self._sent.send_backward(held, output)
+        self._say_mended(held)
+        self.admit()
 
     # --- other ways ---------------------------------------------------------------------------
 
-    def reroute(self, now_s: float, sender: NodeId, message: Reroute) -> list[Effect]:
+    def reroute(self, now_s: float, sender: NodeId, message: Reroute) -> None:
         """A microbatch takes another path: give its new neighbours what the old ones had."""
         known = self._routes.get(message.microbatch)
         newer = known is None or known.path_version < message.path_version
         if sender != message.flow_id.data_node or not newer:
-            return []
+            return
         self._routes[message.microbatch] = message
         held = self.held.get(message.microbatch) or self.done.get(message.microbatch)
         here = _place(message.path, self._context.member.stage_index)
         if held is None or held.path_version >= message.path_version:
-            return [] if held is None else self._say_mended(held)
+            if held is not None:
+                self._say_mended(held)
+            return
         if here != self._context.node_id:
-            return []
+            return
         before = held.upstream
         behind = held.downstream
         held.path = message.path
         held.path_version = message.path_version
-        effects = self._say_mended(held)
+        self._say_mended(held)
         if held.downstream != behind and held.passed_on:
-            effects += self._again(held, self._sent.forward_again(held))
+            self._sent_again(held, kept=self._sent.forward_again(held))
             if held.phase in (Phase.SENT, Phase.AWAITING):
                 self._waits.sent(now_s, held)
         if held.upstream != before and held.phase is Phase.FOLDED:
-            effects += self._again(held, self._sent.backward_again(held))
-        return effects
+            self._sent_again(held, kept=self._sent.backward_again(held))
 
-    def _again(self, held: HeldMicrobatch, effects: list[Effect] | None) -> list[Effect]:
-        if effects is not None:
-            return effects
-        reason = "what the lost node had been sent was not kept"
-        return [Send(held.home, self._refusal(held, reason))]
+    def _sent_again(self, held: HeldMicrobatch, *, kept: bool) -> None:
+        if not kept:
+            reason = "what the lost node had been sent was not kept"
+            self._out.send(held.home, self._refusal(held, reason))
 
-    def _say_mended(self, held: HeldMicrobatch) -> list[Effect]:
+    def _say_mended(self, held: HeldMicrobatch) -> None:
         route = self._routes.get(held.microbatch)
         owing = route is not None and self._context.node_id in route.owing
-        if not owing or held.phase is not Phase.FOLDED:
-            return []
-        return [Send(held.home, Mended(self._context.iteration, held.microbatch))]
+        if owing and held.phase is Phase.FOLDED:
+            self._out.send(held.home, Mended(self._context.iteration, held.microbatch))
 
     # --- refusals -----------------------------------------------------------------------------
 
     @override
-    def denied(self, now_s: float, sender: NodeId, message: Deny) -> list[Effect]:
+    def denied(self, now_s: float, sender: NodeId, message: Deny) -> None:
         """Pass a DENY upstream and forget the microbatch and its flow."""
         held = self.held.get(message.microbatch)
-        if again := self._sent.stuck(held or self.done.get(message.microbatch), sender):
-            return again
+        if self._sent.stuck(held or self.done.get(message.microbatch), sender):
+            return
         if held is None or held.downstream != sender or held.phase is Phase.RETURNING:
-            return []
+            return
         if held.path_version:
-            return [Send(held.home, message)]
-        return self._forget(now_s, held, message)
+            self._out.send(held.home, message)
+        else:
+            self._forget(now_s, held, message)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         """This node's device refused the microbatch (a value was not finite, say)."""
         assert isinstance(job, (Forward, Backward))
         held = self.held.get(job.microbatch)
         if held is None:
-            return []
+            return
         deny = self._refusal(held, reason)
         back = isinstance(job, Backward)
         sender = held.downstream if back else held.upstream
-        effects = refused(self._context, held, sender, reason, is_gradient=back)
+        self._refused(held, sender, reason, is_gradient=back)
         if held.path_version:
-            return [*effects, Send(held.home, deny)]
-        return [*effects, *self._forget(now_s, held, deny)]
+            self._out.send(held.home, deny)
+        else:
+            self._forget(now_s, held, deny)
 
     def _refusal(self, held: HeldMicrobatch, reason: str) -> Deny:
         return Deny(self._context.iteration, held.microbatch, held.flow_id, reason)
 
-    def _forget(self, now_s: float, held: HeldMicrobatch, message: Deny) -> list[Effect]:
+    def _forget(self, now_s: float, held: HeldMicrobatch, message: Deny) -> None:
         del self.held[held.microbatch]
-        effects: list[Effect] = [Send(held.upstream, message), *self._sent.release(held)]
+        self._out.send(held.upstream, message)
+        self._sent.release(held)
         gradient = self._repeating.pop(held.microbatch, None)
-        effects += [] if gradient is None else self._context.tensors.release(gradient)
-        effects += self._context.compute.submit(Drop(held.microbatch))
-        effects += self._flows().drop(now_s, held.flow_id)
-        return effects + self.admit()
+        if gradient is not None:
+            self._out.put(*self._context.tensors.release(gradient))
+        self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
+        self._out.put(*self._flows().drop(now_s, held.flow_id))
+        self.admit()
 
 
 def _place(path: Sequence[NodeId], stage_index: int) -> NodeId | None:

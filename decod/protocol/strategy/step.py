@@ -22,7 +22,7 @@ from decod.protocol.averaging.averager import Averaging, AveragingState, Weight
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import Clipping, StepVote
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send, noted
+from decod.protocol.core.effects import Note, listed
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.fingerprints import add_digests, digest_of
 from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared, StepLocally
@@ -149,15 +149,15 @@ def account_of(
     )
 
 
-def commit_notes(
+def note_commit(
     decision: Open,
     begun: BeginAggregation | None,
     account: Account,
     context: Context,
     *,
     voted: bool,
-) -> list[Effect]:
-    """Return the note that an iteration is committed.
+) -> None:
+    """Note that an iteration is committed.
 
     Args:
         decision: That opens the next.
@@ -174,7 +174,7 @@ def commit_notes(
         loss = begun.loss_sum / begun.num_committed
         num_tokens = begun.num_tokens
     else:
-        return []
+        return
     fields = (
         ("iteration", str(committed)),
         ("loss", loss),
@@ -182,7 +182,7 @@ def commit_notes(
         *account,
         ("num_passes", context.compute.num_passes),
     )
-    return [Note("step.committed", fields)]
+    context.out.put(Note("step.committed", fields))
 
 
 _NOTHING = Weight(0, 0)
@@ -234,6 +234,7 @@ class Step:
         loaded: bool,
     ) -> None:
         self._context = context
+        self._out = context.out
         self._policy = policy
         self._replay_source = replay_source
         self._overlap = overlap
@@ -326,61 +327,59 @@ class Step:
             *self._metrics,
         )
 
-    def contributions(self) -> list[Effect]:
-        """Return notes of what each member of a stage with clients has put into this node's part
-        of the average: by them it can be audited even after a client is gone.
+    def contributions(self) -> None:
+        """Note what each member of a stage with clients has put into this node's part of the
+        average: by these notes it can be audited even after a client is gone.
         """
         if not self._num_clients:
-            return []
-        iteration = str(self._id.iteration)
-        return [
-            noted(
-                "contribution.averaged",
-                iteration=iteration,
-                part=each.part,
-                peer=each.contributor,
-                num_folded=each.weight.num,
-                digest_folded=each.weight.digest,
-            )
-            for each in self.witnessed.contributed
-            if each.owner == self._context.node_id
-        ]
+            return
+        for each in self.witnessed.contributed:
+            if each.owner == self._context.node_id:
+                self._out.note(
+                    "contribution.averaged",
+                    iteration=str(self._id.iteration),
+                    part=each.part,
+                    peer=each.contributor,
+                    num_folded=each.weight.num,
+                    digest_folded=each.weight.digest,
+                )
 
-    def abandon(self) -> list[Effect]:
+    def abandon(self) -> None:
         """Release all that is held for the iteration."""
-        return self.witnessed.abandon()
+        self.witnessed.abandon()
 
     # --- messages -----------------------------------------------------------------------------
 
-    def received(self, received: Received) -> list[Effect]:
+    def received(self, received: Received) -> None:
         """Take in a message of this step."""
         message = received.message
         sender = received.sender
         tensor = received.tensor
         match message:
             case BeginAggregation():
-                return self.begin(message)
+                self.begin(message)
             case ReducePart():
-                return self.averager.part(sender, message, tensor)
+                self._out.put(*self.averager.part(sender, message, tensor))
             case ReducedPart() if tensor is not None:
-                return self.averager.average(sender, message, tensor)
+                self._out.put(*self.averager.average(sender, message, tensor))
             case GradientSquares():
-                return self._clipping.add_stages(sender, message)
+                self._out.put(*self._clipping.add_stages(sender, message))
             case GradientNorm():
-                return self._clipping.found(message) + self._propose()
+                self._out.put(*self._clipping.found(message))
+                self._propose()
             case Ready():
-                return self._voted(self.vote.received(sender, message))
-        return []
+                self._out.put(*self.vote.received(sender, message))
+                self._look_at_vote()
 
-    def begin(self, message: BeginAggregation) -> list[Effect]:
+    def begin(self, message: BeginAggregation) -> None:
         """Take in which microbatches count, once; pass the word on down the tree."""
         if self.begun is not None:
-            return []
+            return
         assert message.averaging == self._id, (message.averaging, self._id)
         self.begun = message
-        return [Send(child, message) for child in self._children]
+        self._out.send_all(self._children, message)
 
-    def contribute(self, folded: Sequence[MicrobatchId]) -> list[Effect]:
+    def contribute(self, folded: Sequence[MicrobatchId]) -> None:
         """Take part in the average, once: this node's sum is whole.
 
         Args:
@@ -389,67 +388,74 @@ class Step:
         begun = self.begun
         # After a vote against the step, from here or below, nothing enters an average.
         if begun is None or self._own is not None or self.vote.cast:
-            return []
+            return
         self._own = own = self._policy.weigh(folded, self._context.opening.spec.fragment)
         self._folded = weight_of(folded)
         if not (self._averages and self._uses_own):
-            return self._propose()
+            self._propose()
+            return
         total = self._policy.total(begun)
         self._shares = self._shares or self._replay_source.wants(self._id.iteration)
         if self._shares:
-            return self.averager.begin(own, total)
-        if total is not None and own != total:
-            return self.lacking(own)
-        if self._clipping.norm is None:
+            self._out.put(*self.averager.begin(own, total))
+        elif total is not None and own != total:
+            self._out.put(*self.lacking(own))
+        elif self._clipping.norm is None:
             job = Square(self._id.iteration.number, own.num)
-            return self._context.compute.submit(job, self)
-        return self._propose()
+            self._out.put(*self._context.compute.submit(job, self))
+        else:
+            self._propose()
 
-    def state_loaded(self) -> list[Effect]:
+    def state_loaded(self) -> None:
         """This node now holds the committed parameters."""
         self.loaded = True
-        return self._propose()
+        self._propose()
 
     # --- the average --------------------------------------------------------------------------
 
-    def averaged(self) -> list[Effect]:
+    @listed
+    def averaged(self) -> None:
         """All of the average is here."""
-        return self._clipping.add_parts(self.averager.square_sums) + self._propose()
+        self._out.put(*self._clipping.add_parts(self.averager.square_sums))
+        self._propose()
 
-    def average_settled(self) -> list[Effect]:
+    def average_settled(self) -> None:
         """The average that has travelled is here, or dropped."""
-        return self._propose() if self._averages else []
+        if self._averages:
+            self._propose()
 
-    def lacking(self, found: Weight) -> list[Effect]:
+    @listed
+    def lacking(self, found: Weight) -> None:
         """The members' sums lack or repeat something: such a gradient enters no model (I2)."""
         assert self.begun is not None
         stage = self._context.member.stage_index
         num = self.begun.num_committed
-        reason = f"stage {stage} folded {found.num} microbatches, not the {num} committed"
-        return self._voted(self.vote.oppose(reason))
+        self._oppose(f"stage {stage} folded {found.num} microbatches, not the {num} committed")
 
-    def averaging_failed(self, reason: str) -> list[Effect]:
+    @listed
+    def averaging_failed(self, reason: str) -> None:
         """The device has refused a part."""
-        return self._voted(self.vote.oppose(reason))
+        self._oppose(reason)
 
     # --- the step -----------------------------------------------------------------------------
 
-    def _propose(self) -> list[Effect]:
+    def _propose(self) -> None:
         """Take the step, once, when all that it needs is there."""
         begun = self.begun
         own = self._own
         norm = self._clipping.norm
         over = self._proposing or self.vote.own is not None
         if begun is None or own is None or not self.loaded or over:
-            return []
+            return
         number = self._id.iteration.number
         if not self._averages:
             self._proposing = True
-            return self._context.compute.submit(StepLocally(number), self)
+            self._out.put(*self._context.compute.submit(StepLocally(number), self))
+            return
         if norm is None or (self._shares and self.averager.state is not AveragingState.AVERAGED):
-            return []
+            return
         if self._overlap is not None and not self._overlap.settled:
-            return []
+            return
         self._proposing = True
         ahead = self._overlap.take() if self._overlap is not None else []
         parts = self.averager.take() if self._shares else []
@@ -468,15 +474,16 @@ class Step:
             tuple(sorted(self.averager.missed)),
         )
         inputs = ahead + parts
-        shares = bool(parts) or self._overlap is not None
-        shared = self._replay_source.share(self._id, job, inputs) if shares else []
-        return shared + self._context.compute.submit(job, self, inputs)
+        if parts or self._overlap is not None:
+            self._out.put(*self._replay_source.share(self._id, job, inputs))
+        self._out.put(*self._context.compute.submit(job, self, inputs))
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """The step has been proposed; or a lone member knows how long its gradient is."""
         match job, event.result:
             case Square(), Squared(square_sum):
-                return self._clipping.add_parts({0: square_sum})
+                self._out.put(*self._clipping.add_parts({0: square_sum}))
             case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank, odd, metrics):
                 self._metrics = metrics
                 folded = self._folded if self._context.run.sync.steps_locally else None
@@ -486,10 +493,12 @@ class Step:
                     rate = self._overlap.bytes_per_s
                 elif self._overlap is not None:
                     travelled = self._overlap.travelled
-                voted = self.vote.propose(parameter_hash, folded, averages, rate, travelled)
-                owners = self.averager.owners_of(odd)
-                return (self.witnessed.stand_out(owners) if odd else []) + voted
-        raise AssertionError(f"{job} ended with {event.result}")
+                if odd:
+                    self._out.put(*self.witnessed.stand_out(self.averager.owners_of(odd)))
+                vote = self.vote.propose(parameter_hash, folded, averages, rate, travelled)
+                self._out.put(*vote)
+            case _:
+                raise AssertionError(f"{job} ended with {event.result}")
 
     def _averages_of(self, job: Job, effective_rank: float) -> StageAverages | None:
         """Return what this stage's step comes from, if members step by themselves."""
@@ -505,12 +514,16 @@ class Step:
         num_late = num_late + overlap.num_late
         return StageAverages(stage, num, effective_rank, overlap.travel_s, num_late)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device has refused the step."""
-        return self._voted(self.vote.oppose(reason))
+        self._oppose(reason)
 
-    def _voted(self, effects: list[Effect]) -> list[Effect]:
+    def _oppose(self, reason: str) -> None:
+        self._out.put(*self.vote.oppose(reason))
+        self._look_at_vote()
+
+    def _look_at_vote(self) -> None:
         """Stop averaging if the iteration has failed here or below."""
         if self.vote.cast:
             self.averager.close()
-        return effects

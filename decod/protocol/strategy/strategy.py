@@ -11,7 +11,6 @@ from typing import Protocol
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.durations import SpentTime
-from decod.protocol.core.effects import Effect
 from decod.protocol.core.era import Source
 from decod.protocol.core.events import DeadlinePassed, Received, SendFailed, TensorSent
 from decod.protocol.core.messages import BeginAggregation, Open, Ready
@@ -145,24 +144,24 @@ class Strategy(Protocol):
     @property
     def deadline_s(self) -> float | None: ...
 
-    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:
+    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> None:
         """Begin the context's iteration. `renewed`: its view is a new one."""
         ...
 
-    def step(self, now_s: float, event: StrategyEvent) -> list[Effect]:
+    def step(self, now_s: float, event: StrategyEvent) -> None:
         """Take in what happens between `open` and `close`: a message of the context's iteration or
         view, what became of one of its own, or a deadline that has passed.
         """
         ...
 
-    def mend(self, now_s: float) -> list[Effect]:
+    def mend(self, now_s: float) -> None:
         """Go on with the iteration in the context's new view, which has lost members."""
         ...
 
-    def close(self, decision: Open) -> tuple[bool, list[Effect]]:
+    def close(self, decision: Open) -> bool:
         """End the context's iteration as a decision says, or the run.
 
-        Returns whether this node's step is final, and effects.
+        Returns whether this node's step is final.
         """
         ...
 

@@ -19,7 +19,7 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, Averaging, AveragingUser, Weight, port_of
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import Effect, Send, SendTensor, noted
+from decod.protocol.core.effects import Effect, Send, SendTensor, listed
 from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import Job, Sketched, SketchPart
 from decod.protocol.core.messages import (
@@ -42,21 +42,23 @@ _EARLY_MAX = 64
 two for each microbatch of the iteration."""
 
 
-def unproven(context: Context, received: Received) -> list[Effect]:
-    """Return what follows if nobody can be held to an activation or a gradient: it is not used.
+def unproven(context: Context, received: Received) -> bool:
+    """Let go of an activation or a gradient if nobody can be held to it. Return whether that is so.
 
-    Nothing if its sender can, or nothing is audited.
+    It is not if its sender can, or nothing is audited.
     """
     message = received.message
     tensor = received.tensor
     if not context.run.audited or not isinstance(message, Travelling) or tensor is None:
-        return []
+        return False
     sender = origin_of(message, received.sender, context.node_id, context.view)
     signer = context.proofs.signer_of(message.proof, subject_of(message))
     if signer == sender and digest_in(message.proof) == tensor.digest:
-        return []
-    about = {"peer": received.sender, "microbatch": str(message.microbatch)}
-    return [*released(received), noted("tensor.unproven", **about)]
+        return False
+    context.out.put(*released(received))
+    fields = {"peer": received.sender, "microbatch": str(message.microbatch)}
+    context.out.note("tensor.unproven", **fields)
+    return True
 
 
 class Contributed(NamedTuple):
@@ -85,6 +87,7 @@ class WitnessedAverage:
     def __init__(self, context: Context, averaging: Averaging, user: AveragingUser) -> None:
         self.averager = Averager(context.node_id, averaging, port_of(context), user, self)
         self._context = context
+        self._out = context.out
         self._averaging = averaging
         self._keeps = context.run.audited and context.member.role is Role.RELAY
         self._contributed: dict[int, tuple[Contributed, ...]] = {}
@@ -98,14 +101,14 @@ class WitnessedAverage:
         """
         return [each for _, part in sorted(self._contributed.items()) for each in part]
 
-    def abandon(self) -> list[Effect]:
+    def abandon(self) -> None:
         """Release all tensors that are held for the average."""
         given = [each.tensor for each in self.contributed if each.tensor is not None]
         means = self.means.values()
-        effects = self._context.tensors.release(*given, *means)
+        self._out.put(*self._context.tensors.release(*given, *means))
         self._contributed.clear()
         self.means.clear()
-        return effects + self.averager.abandon()
+        self._out.put(*self.averager.abandon())
 
     # --- what the averager does -------------------------------------------------------------------
 
@@ -131,9 +134,10 @@ class WitnessedAverage:
         if self._keeps:
             self.means[part] = self._context.tensors.retain(mean)
 
-    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+    @listed
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> None:
         """Some members' contributions or means stand out: the leader has their work audited."""
-        return [Send(self._context.view.leader, StandOut(self._averaging.id, nodes))]
+        self._out.send(self._context.view.leader, StandOut(self._averaging.id, nodes))
 
 
 class Audits:
@@ -158,6 +162,7 @@ class Audits:
         fetching: set[tuple[int, int]],
     ) -> None:
         self._context = context
+        self._out = context.out
         self._microbatches = microbatches
         self._witnessed = witnessed
         self._averager = witnessed.averager
@@ -172,39 +177,41 @@ class Audits:
         self.over = False
         """Nobody waits for anything any more."""
 
-    def abandon(self) -> list[Effect]:
+    def abandon(self) -> None:
         """Release all that is held."""
         self.over = True
-        effects = list[Effect]()
         for early in self._early:
             if early.tensor is not None:
-                effects += self._context.tensors.release(early.tensor.id)
+                self._out.put(*self._context.tensors.release(early.tensor.id))
         self._early.clear()
-        return effects + [e for auditor in self._auditors.values() for e in auditor.abandon()]
+        for auditor in self._auditors.values():
+            auditor.abandon()
 
-    def received(self, received: Received) -> list[Effect]:
+    def received(self, received: Received) -> None:
         """Take in a message about an audit."""
         message = received.message
         tensor = received.tensor
         if isinstance(message, Audit):
-            return self._begin(message)
-        if tensor is not None:
-            self._context.tensors.add(tensor)
-        return self._taken(received)
+            self._begin(message)
+        else:
+            if tensor is not None:
+                self._context.tensors.add(tensor)
+            self._taken(received)
 
-    def _taken(self, received: Received) -> list[Effect]:
+    def _taken(self, received: Received) -> None:
         """Take in what an auditor is to know. This node holds the tensor."""
         message = received.message
         tensor = received.tensor
         assert isinstance(message, OfOpinion), message
         auditor = self._auditors.get((message.relay, message.opinion))
         if auditor is not None:
-            return auditor.received(received)
+            auditor.received(received)
+            return
         num_early = sum(early.sender == received.sender for early in self._early)
         if num_early < _EARLY_MAX + 2 * self._averager.found.num:
             self._early.append(received)
-            return []
-        return [] if tensor is None else self._context.tensors.release(tensor.id)
+        elif tensor is not None:
+            self._out.put(*self._context.tensors.release(tensor.id))
 
     # --- the state of another stage, which a judge needs ---
 
@@ -212,89 +219,88 @@ class Audits:
         """Whether an event is about a state that this node has asked for as a judge."""
         return (event.stage_index, event.iteration) in self._fetching
 
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    @listed
+    def fetched(self, event: StateFetched) -> None:
         """The state is here, perhaps too late."""
         self._fetching.discard((event.stage_index, event.iteration))
         if self._judge is not None and self._judge.takes(event):
-            return self._judge.fetched(event)
-        return self._context.tensors.release(self._context.tensors.add(event.tensor))
+            self._judge.fetched(event)
+        else:
+            self._out.put(*self._context.tensors.release(self._context.tensors.add(event.tensor)))
 
-    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+    @listed
+    def fetch_failed(self, event: StateFetchFailed) -> None:
         """Nobody gives it."""
         self._fetching.discard((event.stage_index, event.iteration))
         if self._judge is not None and self._judge.takes(event):
-            return self._judge.fetch_failed(event)
-        return []
+            self._judge.fetch_failed(event)
 
-    def _begin(self, message: Audit) -> list[Effect]:
+    def _begin(self, message: Audit) -> None:
         """Pass the word on, and do what it asks of this node, once."""
         context = self._context
         view = self._context.view
         new = [case for case in message.cases if case not in self._seen]
         if not new:
-            return []
+            return
         self._seen.update(new)
         place = tree_place(view, context.node_id, fanout=context.run.protocol.tree_fanout)
-        effects: list[Effect] = [Send(child, message) for child in place.children]
+        self._out.send_all(place.children, message)
         for case in new:
             known = all(node in view for node in (case.relay, *case.auditors))
             if not known or case.relay in case.auditors:
                 continue
             if case.closes:
                 auditor = self._auditors.get((case.relay, case.opinion))
-                effects += auditor.close() if auditor is not None else []
+                if auditor is not None:
+                    auditor.close()
                 continue
             here = context.view.by_id[case.relay].stage_index == context.member.stage_index
             if context.node_id in case.auditors and (here or context.member.role is Role.DATA):
-                effects += self._audit(case, beside=not here)
-            effects += self._tell_of_passes(case)
+                self._audit(case, beside=not here)
+            self._tell_of_passes(case)
             if context.node_id != case.relay:
-                effects += self._tell_of_parts(case)
+                self._tell_of_parts(case)
             if here:
-                effects += self._tell_of_shares(case)
-        return effects
+                self._tell_of_shares(case)
 
-    def _audit(self, case: AuditCase, *, beside: bool) -> list[Effect]:
+    def _audit(self, case: AuditCase, *, beside: bool) -> None:
         key = (case.relay, case.opinion)
         if beside:
             auditor: Auditor = (judge := StageJudge(self._context, case, self._lost))
-            effects = self._judged(judge)
+            self._judged(judge)
         else:
             auditor = Auditor(self._context, case, self._lost)
-            effects = auditor.begin(self._averager, self._witnessed.means)
+            auditor.begin(self._averager, self._witnessed.means)
         self._auditors[key] = auditor
         early = self._early
         self._early = []
         for each in early:
             assert isinstance(each.message, OfOpinion)
             if (each.message.relay, each.message.opinion) == key:
-                effects += auditor.received(each)
+                auditor.received(each)
             else:
                 self._early.append(each)
-        return effects
 
-    def _judged(self, judge: StageJudge) -> list[Effect]:
+    def _judged(self, judge: StageJudge) -> None:
         """Have a judge begin, unless it would have to wait for another state."""
         stage = self._context.view.by_id[judge.case.relay].stage_index
         place = (stage, self._context.opening.anchor.number)
         if self._fetching - {place}:
             # A link may be too slow for all of them. They would fill the memory of who gives them.
-            return judge.give_up("another stage's state, or an earlier one, is still on its way")
+            judge.give_up("another stage's state, or an earlier one, is still on its way")
+            return
         # Who is alone in its stage has no average.
         num = self._averager.found.num or len(self._microbatches.folded)
-        wanted = judge.fetch(num, self._hashes.get(stage, ""))
-        known = place in self._fetching
+        judge.fetch(num, self._hashes.get(stage, ""), asks=place not in self._fetching)
         self._judge = judge
         self._fetching.add(place)
-        return [] if known else wanted
 
-    def _tell_of_passes(self, case: AuditCase) -> list[Effect]:
+    def _tell_of_passes(self, case: AuditCase) -> None:
         """Tell auditors what this node has sent to a relay for its passes, and the proof of what it
         got; or, as the relay, the same of all its neighbours.
         """
         context = self._context
         relay = case.relay
-        effects = list[Effect]()
         for held, is_gradient in product(self._microbatches.dealt_with(relay), (False, True)):
             end = held.upstream if is_gradient else held.downstream
             if relay not in (end, context.node_id):
@@ -305,17 +311,15 @@ class Audits:
             told = AuditedTensor(*about)
             tensor = held.backward if is_gradient else held.forward
             if tensor is None:
-                effects.append(Send(auditor, told))
+                self._out.send(auditor, told)
             elif auditor == context.node_id:
                 kept = Tensor(context.tensors.retain(tensor), context.tensors.size_of(tensor))
-                effects += self._taken(Received(auditor, told, kept))
+                self._taken(Received(auditor, told, kept))
             else:
-                effects.append(SendTensor(auditor, told, context.tensors.retain(tensor)))
-        return effects
+                self._out.put(SendTensor(auditor, told, context.tensors.retain(tensor)))
 
-    def _tell_of_parts(self, case: AuditCase) -> list[Effect]:
+    def _tell_of_parts(self, case: AuditCase) -> None:
         """Tell auditors what a relay has contributed to the parts that this node has reduced."""
-        effects = list[Effect]()
         relay = case.relay
         for given in self._witnessed.contributed:
             if given.contributor != relay:
@@ -323,12 +327,11 @@ class Audits:
             about = (self._context.averaging, relay, case.opinion, given.part)
             told = AuditedPart(*about, given.weight.num, given.weight.digest, b"")
             if given.tensor is None:
-                effects += [Send(auditor, told) for auditor in case.auditors]
+                self._out.send_all(case.auditors, told)
             else:
-                effects += self._sketch(case, [given], _Telling(self, case.auditors, told))
-        return effects
+                self._sketch(case, [given], _Telling(self, case.auditors, told))
 
-    def _tell_of_shares(self, case: AuditCase) -> list[Effect]:
+    def _tell_of_shares(self, case: AuditCase) -> None:
         """Tell the first auditor what went into the part of the average that a relay has reduced:
         what this node gave for it; or, of the relay itself, what it got of each member.
         """
@@ -337,18 +340,17 @@ class Audits:
         nothing = tuple((each.contributor, b"") for each in known if each.tensor is None)
         told = AuditedShares(self._context.averaging, case.relay, case.opinion, nothing)
         if not given:
-            return [Send(case.auditors[0], told)]
-        names = tuple(each.contributor for each in given)
-        return self._sketch(case, given, _Telling(self, case.auditors[:1], told, names))
+            self._out.send(case.auditors[0], told)
+        else:
+            names = tuple(each.contributor for each in given)
+            self._sketch(case, given, _Telling(self, case.auditors[:1], told, names))
 
-    def _sketch(
-        self, case: AuditCase, given: Sequence[Contributed], owner: "_Telling"
-    ) -> list[Effect]:
+    def _sketch(self, case: AuditCase, given: Sequence[Contributed], owner: "_Telling") -> None:
         """Have contributions to one part sketched."""
         job = SketchPart(given[0].part, self._averager.num_parts, case.seed)
         tensors = [each.tensor for each in given if each.tensor is not None]
         inputs = [self._context.tensors.retain(tensor) for tensor in tensors]
-        return self._context.compute.submit(job, owner, inputs)
+        self._out.put(*self._context.compute.submit(job, owner, inputs))
 
 
 @dataclass(slots=True)

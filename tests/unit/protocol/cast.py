@@ -164,6 +164,31 @@ def told_end(
     return context.out.taken()
 
 
+class Heard:
+    """A machine under test. What it says is what its methods return, if they return nothing else.
+
+    Args:
+        machine: It.
+    """
+
+    def __init__(self, machine: Any) -> None:
+        self.__dict__["machine"] = machine
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.machine, name)
+        return self._heard(found) if callable(found) else found
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.machine, name, value)
+
+    def _heard(self, method: Any) -> Any:
+        def call(*args: object, **named: object) -> object:
+            found = method(*args, **named)
+            return self.machine._out.taken() if found is None else found
+
+        return call
+
+
 def disown(context: Context) -> None:
     """Have nobody hear of the jobs that the device has."""
     for given in context.compute._given.values():

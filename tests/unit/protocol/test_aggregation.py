@@ -21,6 +21,7 @@ from tests.unit.protocol.cast import (
     R1A,
     R1B,
     R1C,
+    Heard,
     context_of,
     end_job,
     jobs_of,
@@ -49,7 +50,7 @@ def ready(failure: str = "", **hashes: str) -> Ready:
 
 def machine_of(context: Context, *, loaded: bool = True) -> Step:
     replay_source = ReplaySource(context, StageState(context, not_called))
-    return Step(context, StepPolicy(), replay_source, loaded=loaded)
+    return Heard(Step(context, StepPolicy(), replay_source, loaded=loaded))
 
 
 class Member:

@@ -21,6 +21,7 @@ from tests.unit.protocol.cast import (
     F1A,
     F1B,
     ITERATION,
+    Heard,
     configured,
     freed,
     mb,
@@ -39,7 +40,7 @@ class BackwardBench(Bench):
 
     def __init__(self, *workers: NodeId, node: NodeId = B1A) -> None:
         super().__init__(node, stage())
-        self.server = BackwardServer(self.context, self.courier, self.kept)
+        self.server = Heard(BackwardServer(self.context, self.courier, self.kept))
         self.server.open(self.placement)
         for worker in workers:
             self.offer(worker)

@@ -29,6 +29,7 @@ from tests.unit.protocol.cast import (
     R1B,
     R1C,
     R2A,
+    Heard,
     context_of,
     end_job,
     jobs_of,
@@ -61,7 +62,7 @@ class Member:
         self.context = context_of(node, view, config=config)
         settle(self.context, optimizer=OptimizerConfig(clip_norm=float(clips)))
         replay_source = ReplaySource(self.context, StageState(self.context, not_called))
-        self.machine = Step(self.context, StepPolicy(), replay_source, loaded=True)
+        self.machine = Heard(Step(self.context, StepPolicy(), replay_source, loaded=True))
 
     def begin(self) -> list[Effect]:
         """Begin, alone or as one of three of whom the others have folded nothing."""

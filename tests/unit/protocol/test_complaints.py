@@ -17,6 +17,7 @@ from tests.unit.protocol.cast import (
     R1A,
     R1B,
     R2A,
+    Heard,
     context_of,
     freed,
     jobs_of,
@@ -39,7 +40,7 @@ class Shown:
     def __init__(self, node: NodeId = D0) -> None:
         self.context = context_of(node, view_of("d0", "r1a", "r1b", "r2a"))
         self.context.proofs = Signed()
-        self.complaints = Complaints(self.context)
+        self.complaints = Heard(Complaints(self.context))
 
     def hear(
         self, sender: NodeId = R2A, message: Unusable = SHOWN, number: int = 1

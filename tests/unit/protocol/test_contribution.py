@@ -12,6 +12,7 @@ from tests.unit.protocol.cast import (
     D0,
     F1A,
     ITERATION,
+    Heard,
     freed,
     jobs_of,
     mb,
@@ -30,7 +31,7 @@ class ClientBench(Bench):
 
     def __init__(self) -> None:
         super().__init__(C1A, stage())
-        self.contribution = Contribution(self.context)
+        self.contribution = Heard(Contribution(self.context))
 
 
 def test_a_client_is_a_leaf_and_hears_once_which_microbatches_count() -> None:

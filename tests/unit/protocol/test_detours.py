@@ -26,6 +26,7 @@ from tests.unit.protocol.cast import (
     R1A,
     R2A,
     R2B,
+    Heard,
     context_of,
     end_job,
     flow,
@@ -90,7 +91,7 @@ class Relay:
         self.flows = relay_flows(self.context)
         self.flows.entries[flow(0)] = RelayFlow(flow(0), R3A, 2.0)
         self.flows.outflows.paired[flow(0)] = R1A
-        self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)
+        self.machine = Heard(RelayMicrobatches(self.context, lambda: self.flows, lambda: True))
 
     def forward(self, first: int = 1) -> list[Effect]:
         effects = self.machine.activation(D0, FORWARD, tensor(first))
@@ -113,7 +114,7 @@ def begun(context: Context) -> DataMicrobatches:
     """Return d0's machine, with the first microbatch at its begin."""
     flows = data_flows(context)
     flows.complete[flow(0)] = Granted(flow(0), R1A, 3.0, PATH)
-    machine = DataMicrobatches(context, lambda: flows, list, num_microbatches=1)
+    machine = Heard(DataMicrobatches(context, lambda: flows, lambda: None, num_microbatches=1))
     machine.open(0.0)
     end_job(context, machine.can_take(R1A), tensor(1))
     return machine

@@ -13,6 +13,7 @@ from tests.unit.protocol.cast import (
     D0,
     F1A,
     ITERATION,
+    Heard,
     configured,
     mb,
     notes_of,
@@ -29,7 +30,7 @@ class FrontalBench(Bench):
 
     def __init__(self, *workers: NodeId, window: int = 4) -> None:
         super().__init__(F1A, stage())
-        self.server = FrontalServer(self.context, self.courier, self.kept)
+        self.server = Heard(FrontalServer(self.context, self.courier, self.kept))
         self.server.open(self.placement)
         assert self.server.deadline_s is not None
         self.server.overdue(self.server.deadline_s)
@@ -156,5 +157,5 @@ class SecondStage(Bench):
 
     def __init__(self) -> None:
         super().__init__(NodeId("f2a"), stage())
-        self.server = FrontalServer(self.context, self.courier, self.kept)
+        self.server = Heard(FrontalServer(self.context, self.courier, self.kept))
         self.server.open(self.placement)

@@ -8,7 +8,7 @@ from decod.protocol.core.jobs import Embed, EmbedBackward, Forward, Head, Loss
 from decod.protocol.core.messages.microbatch_messages import Report
 from decod.protocol.core.view import View
 from decod.protocol.strategy.servers.home import HomeMicrobatches
-from tests.unit.protocol.cast import D0, configured, freed, jobs_of, mb, reopen, sent, settle
+from tests.unit.protocol.cast import D0, Heard, configured, freed, jobs_of, mb, reopen, sent, settle
 from tests.unit.protocol.servers_cast import Bench, stage
 
 M, N = mb(0), mb(1)
@@ -21,13 +21,14 @@ class HomeBench(Bench):
     def __init__(self, view: View | None = None, num: int = NUM) -> None:
         super().__init__(D0, view or stage())
         self.num_home = 0
-        self.home = HomeMicrobatches(
-            self.context, self.courier, self.kept, self._came_home, num_microbatches=num
+        self.home = Heard(
+            HomeMicrobatches(
+                self.context, self.courier, self.kept, self._came_home, num_microbatches=num
+            )
         )
 
-    def _came_home(self) -> list[Effect]:
+    def _came_home(self) -> None:
         self.num_home += 1
-        return []
 
     def open(self) -> list[Effect]:
         return self.home.open(self.placement)

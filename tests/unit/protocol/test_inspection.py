@@ -8,7 +8,7 @@ from decod.protocol.core.jobs import Inspect
 from decod.protocol.core.messages.membership_messages import NOT_FINITE, Suspect
 from decod.protocol.leadership.leader import serves
 from decod.protocol.strategy.servers.workers import Inspection
-from tests.unit.protocol.cast import B1A, C1A, C1B, D0, F1A, F2A, mb, notes_of, sent
+from tests.unit.protocol.cast import B1A, C1A, C1B, D0, F1A, F2A, Heard, mb, notes_of, sent
 from tests.unit.protocol.servers_cast import Bench, stage
 
 M = mb(0)
@@ -20,11 +20,11 @@ class InspectionBench(Bench):
     def __init__(self) -> None:
         super().__init__(B1A, stage())
         self.taken: list[tuple[NodeId, MicrobatchId]] = []
-        self.inspection = Inspection(self.context, self._take, is_gradient=False)
+        self.inspection = Heard(Inspection(self.context, self._take, is_gradient=False))
 
-    def _take(self, worker: NodeId, microbatch: MicrobatchId, result: TensorId) -> list[Effect]:
+    def _take(self, worker: NodeId, microbatch: MicrobatchId, result: TensorId) -> None:
         self.taken.append((worker, microbatch))
-        return self.context.tensors.release(result)
+        self.context.out.put(*self.context.tensors.release(result))
 
     def come(self, worker: NodeId) -> list[Effect]:
         return self.inspection.came(worker, M, self.new())

@@ -25,6 +25,7 @@ from tests.unit.protocol.cast import (
     R1A,
     R1B,
     R2A,
+    Heard,
     context_of,
     flow,
     freed,
@@ -70,7 +71,7 @@ class Judging:
 
     def again(self) -> list[Effect]:
         """Begin the step again, and judge."""
-        self.audits = Audits(*self.of)
+        self.audits = Heard(Audits(*self.of))
         case = AuditCase(R1A, (self.context.node_id,), 3, SEED)
         return self.hear(D0, Audit(AVERAGING, (case,)))
 

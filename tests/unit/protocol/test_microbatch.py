@@ -25,6 +25,7 @@ from tests.unit.protocol.cast import (
     R1A,
     R2A,
     R2B,
+    Heard,
     context_of,
     end_job,
     flow,
@@ -62,7 +63,7 @@ class Relay:
         self.flows = relay_flows(self.context)
         self.flows.entries[flow(0)] = RelayFlow(flow(0), R2A, 2.0)
         self.flows.outflows.paired[flow(0)] = D0
-        self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)
+        self.machine = Heard(RelayMicrobatches(self.context, lambda: self.flows, lambda: True))
 
     def take(self) -> list[Effect]:
         return self.machine.activation(D0, FORWARD, tensor(1))
@@ -151,8 +152,13 @@ class Data:
         for slot in range(num_flows):
             self.flows.outflows.paired[flow(slot)] = R2A
             self.flows.complete[flow(slot)] = Granted(flow(slot), R1A, float(slot), PATH)
-        self.machine = DataMicrobatches(
-            self.context, lambda: self.flows, list, num_microbatches=num_microbatches
+        self.machine = Heard(
+            DataMicrobatches(
+                self.context,
+                lambda: self.flows,
+                lambda: None,
+                num_microbatches=num_microbatches,
+            )
         )
         self.next_tensor = 100
 

@@ -13,6 +13,7 @@ from tests.unit.protocol.cast import (
     R1B,
     R2A,
     R2B,
+    Heard,
     context_of,
     flow,
     view_of,
@@ -23,7 +24,7 @@ VIEW = view_of("d0", "d1", "r1a", "r1b", "r2a", "r2b")
 
 def test_a_relay_tells_who_sends_to_it_when_all_behind_those_flows_are_ready() -> None:
     context = context_of(R1A, VIEW)
-    flows, readiness = relay_flows(context), Readiness(context)
+    flows, readiness = relay_flows(context), Heard(Readiness(context))
     for slot, downstream, upstream in ((0, R2A, D0), (1, R2B, D0), (2, R2B, D1)):
         flows.entries[flow(slot)] = RelayFlow(flow(slot), downstream, 1.0)
         flows.outflows.paired[flow(slot)] = upstream
@@ -43,7 +44,7 @@ def test_a_relay_tells_who_sends_to_it_when_all_behind_those_flows_are_ready() -
 
 def test_a_data_node_begins_because_nothing_lies_behind_it() -> None:
     context = context_of(D0, VIEW)
-    flows, readiness = data_flows(context), Readiness(context)
+    flows, readiness = data_flows(context), Heard(Readiness(context))
     assert readiness.tell(flows) == []
     flows.outflows.paired = {flow(0): R2A, flow(1): R2B, flow(2): R2A}
     assert readiness.tell(flows) == [Send(R2A, CanTake(ITERATION)), Send(R2B, CanTake(ITERATION))]

@@ -38,6 +38,7 @@ from tests.unit.protocol.cast import (
     D0,
     F1A,
     ITERATION,
+    Heard,
     context_of,
     freed,
     jobs_of,
@@ -67,7 +68,7 @@ class Node:
             servers=ServersConfig(delay=delay),
             batch=BatchConfig(num_microbatches=4),
         )
-        self.strategy = Servers(self.context, role, rng=Random(0))
+        self.strategy = Heard(Servers(self.context, role, rng=Random(0)))
         self.strategy.copy.stage.loaded = loaded
         self._num_tensors = 0
 

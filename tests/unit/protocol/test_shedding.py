@@ -14,6 +14,7 @@ from tests.unit.protocol.cast import (
     ITERATION,
     R1A,
     R2A,
+    Heard,
     configured,
     context_of,
     disown,
@@ -49,7 +50,7 @@ class FullRelay:
         self.flows = relay_flows(self.context)
         self.flows.entries[flow(0)] = RelayFlow(flow(0), R2A, 2.0)
         self.flows.outflows.paired[flow(0)] = D0
-        self.machine = RelayMicrobatches(self.context, lambda: self.flows, lambda: True)
+        self.machine = Heard(RelayMicrobatches(self.context, lambda: self.flows, lambda: True))
 
     def both(self) -> list[Effect]:
         """Compute the first's forward pass while the second waits."""

@@ -34,6 +34,7 @@ from tests.unit.protocol.cast import (
     R1C,
     R2A,
     R2B,
+    Heard,
     configured,
     context_of,
     flow,
@@ -88,7 +89,7 @@ class Auditing:
         averaging = Averaging(AVERAGING, (R2A, R2B, R2C))
         average = WitnessedAverage(self.context, averaging, user=None)
         average.averager.begin(Weight(0, 0), Weight(NUM_MICROBATCHES, 0))
-        self.audits = Audits(self.context, Nothing(), average, lost, {}, set())
+        self.audits = Heard(Audits(self.context, Nothing(), average, lost, {}, set()))
 
     def begin(self) -> None:
         case = AuditCase(R2B, (R2A,))
@@ -259,10 +260,13 @@ def test_only_what_fits_its_proof_is_used(sender: NodeId, shown: bytes, digest: 
     context.proofs = Signed()
     message = ForwardActivation(ITERATION, MB, flow(0), (R1A, R2A), 0, shown)
     came = received(sender, message, replace(tensor(7), digest=digest))
-    assert unproven(context, came) == [], "nothing is audited"
+    assert not unproven(context, came), "nothing is audited"
+    assert context.out.taken() == []
     settle(context, audits=AuditConfig())
-    doubts = unproven(context, came)
-    if (shown, digest) == (proof(R1A, is_gradient=False), DIGEST):
+    fits = (shown, digest) == (proof(R1A, is_gradient=False), DIGEST)
+    assert unproven(context, came) is not fits
+    doubts = context.out.taken()
+    if fits:
         assert doubts == []
     else:
         assert freed(doubts) == [7]

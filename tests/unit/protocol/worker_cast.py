@@ -5,7 +5,7 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.jobs import Backward, Forward
 from decod.protocol.core.messages.server_messages import Leg, Revoke, Taken, Unable
 from decod.protocol.strategy.servers.worker import TaskPhase, Worker
-from tests.unit.protocol.cast import B1A, C1A, C1B, ITERATION, mb, member
+from tests.unit.protocol.cast import B1A, C1A, C1B, ITERATION, Heard, mb, member
 from tests.unit.protocol.servers_cast import Bench, gradient, stage
 
 M, N = mb(0), mb(3)
@@ -17,7 +17,7 @@ class WorkerBench(Bench):
 
     def __init__(self, *, capacity: int = 2, node: NodeId = C1A) -> None:
         super().__init__(node, stage(client=member("c1a", capacity=capacity)))
-        self.worker = Worker(self.context, self.courier, self.kept)
+        self.worker = Heard(Worker(self.context, self.courier, self.kept))
         self.worker.open(self.placement)
 
     def give(self, microbatch: object = M) -> list[Effect]:

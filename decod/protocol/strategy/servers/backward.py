@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.events import earliest
 from decod.protocol.core.messages.server_messages import (
     Holding,
@@ -77,6 +76,7 @@ class BackwardServer:
 
     def __init__(self, context: Context, courier: Courier, kept: KeptTensors) -> None:
         self._context = context
+        self._out = context.out
         self._courier = courier
         self._kept = kept
         self._placement: Placement | None = None
@@ -94,21 +94,22 @@ class BackwardServer:
         """Begin an iteration. `reset` has come before."""
         self._placement = placement
 
-    def reset(self) -> list[Effect]:
+    def reset(self) -> None:
         """Forget the iteration."""
-        inspected = self.inspection.reset()
         early = [(m, *each) for m, o in self.outputs.items() for each in o.early.items()]
         # Of lost servers, the word that a worker was given something may not have come.
         lost = self._bereft(Duty.FRONTAL) or self._bereft(Duty.BACKWARD)
-        notes = [] if lost else [unasked(worker, m) for m, worker, _ in early]
-        released = self._context.tensors.release(*(tensor for _, _, tensor in early))
+        if not lost:
+            self._out.put(*(unasked(worker, m) for m, worker, _ in early))
+        self.inspection.reset()
+        self._kept.clear()
+        self._out.put(*self._context.tensors.release(*(tensor for _, _, tensor in early)))
         self.outputs.clear()
         self.workers.reset()
         self._unheard.clear()
         self._begun = False
         self._told = None
         self.deadline_s = None
-        return [*notes, *inspected, *self._kept.clear(), *released]
 
     @property
     def awaited(self) -> set[NodeId]:
@@ -121,14 +122,15 @@ class BackwardServer:
 
     # --- forward ------------------------------------------------------------------------------
 
-    def given(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
+    def given(self, microbatch: MicrobatchId, worker: NodeId) -> None:
         """A worker was given a forward pass."""
         output = self._output(microbatch)
         output.given_to.add(worker)
         tensor = output.early.pop(worker, None)
-        return [] if tensor is None else self.made(worker, microbatch, tensor)
+        if tensor is not None:
+            self.made(worker, microbatch, tensor)
 
-    def made(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def made(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """A worker has made an output."""
         output = self._output(microbatch)
         tensors = self._context.tensors
@@ -136,76 +138,80 @@ class BackwardServer:
             # As a rule the word that it was is on its way.
             before = output.early.pop(worker, None)
             output.early[worker] = tensor
-            return [] if before is None else tensors.release(before)
+            if before is not None:
+                self._out.put(*tensors.release(before))
+            return
         known = output.maker
         output.maker = output.maker or worker
         if self._kept.get(Kind.OUTPUT, microbatch) is not None:
-            told = self._say_taken(microbatch, output) if known != worker else []
-            return [*tensors.release(tensor), *told]
+            self._out.put(*tensors.release(tensor))
+            if known != worker:
+                self._say_taken(microbatch, output)
+            return
         self._kept.keep(Kind.OUTPUT, microbatch, tensor)
         output.lacking = False
         # Even if the maker was known, from what workers held when a server was lost: the frontal
         # server may count on this worker.
-        return self._send_on(microbatch, tensor) + self._say_taken(microbatch, output)
+        self._send_on(microbatch, tensor)
+        self._say_taken(microbatch, output)
 
-    def _say_taken(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
+    def _say_taken(self, microbatch: MicrobatchId, output: StageOutput) -> None:
         """Tell the frontal server, and those who need not compute it any more."""
-        context = self._context
         maker = output.maker
         assert maker is not None
-        taken = Taken(context.iteration, context.view.version, microbatch, maker)
+        taken = Taken(*self._courier.place, microbatch, maker)
         late = (node for node in sorted(output.given_to) if node != maker)
         told = dict.fromkeys((self._frontal(microbatch), *late))
-        return [Send(node, taken) for node in told if node is not None]
+        self._out.send_all((node for node in told if node is not None), taken)
 
-    def _miss(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
+    def _miss(self, microbatch: MicrobatchId, output: StageOutput) -> None:
         """Have an output made again that a lost server had, or that was not kept."""
-        context = self._context
-        frontal = self._frontal(microbatch)
         output.maker = None
         output.lacking = True
-        missing = Missing(context.iteration, context.view.version, microbatch)
-        return [] if frontal is None else [Send(frontal, missing)]
+        missing = Missing(*self._courier.place, microbatch)
+        self._courier.tell(self._frontal(microbatch), missing)
 
     # --- backward -----------------------------------------------------------------------------
 
-    def offered(self, sender: NodeId, message: Offer) -> list[Effect]:
+    def offered(self, sender: NodeId, message: Offer) -> None:
         """A worker takes microbatches."""
         self.workers.offered(sender, message, 1)
-        return self._assign_all() + self._relieve()
+        self._assign_all()
+        self._relieve()
 
-    def _relieve(self) -> list[Effect]:
+    def _relieve(self) -> None:
         """Have workers without work do what others will not have begun for some time."""
-        effects = list[Effect]()
         able = {m for m, output in self.outputs.items() if output.worker and not output.revoked}
         while (found := self.workers.overloaded(able)) is not None:
             microbatch, _ = found
             able.discard(microbatch)
-            effects += self._revoke(microbatch, self.outputs[microbatch])
+            self._revoke(microbatch, self.outputs[microbatch])
             idle = [r for r in self.workers.records.values() if r.idle and not r.given]
             idle[0].idle = False
-        return effects
 
-    def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """The stage behind has computed a gradient, or sends it again."""
         output = self._output(microbatch)
         if output.has_gradient:
-            return self._context.tensors.release(tensor)
+            self._out.put(*self._context.tensors.release(tensor))
+            return
         self._kept.keep(Kind.GRADIENT, microbatch, tensor)
-        effects = self._context.tensors.release(tensor)
+        self._out.put(*self._context.tensors.release(tensor))
         if self._kept.get(Kind.GRADIENT, microbatch) is None:
-            return effects + self._fail(microbatch, "there is no room to keep a gradient")
-        output.has_gradient = True
-        return effects + self._assign(microbatch, output)
+            self._fail(microbatch, "there is no room to keep a gradient")
+        else:
+            output.has_gradient = True
+            self._assign(microbatch, output)
 
-    def _assign_all(self) -> list[Effect]:
-        return [e for m, output in self.outputs.items() for e in self._assign(m, output)]
+    def _assign_all(self) -> None:
+        for microbatch, output in self.outputs.items():
+            self._assign(microbatch, output)
 
-    def _assign(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
+    def _assign(self, microbatch: MicrobatchId, output: StageOutput) -> None:
         """Give a backward pass to a worker, unless one has it."""
         taken = output.folded or output.worker is not None
         if not output.has_gradient or taken or self._unheard:
-            return []
+            return
         context = self._context
         workers = self.workers
         able = [node for node in workers.records if node not in output.unable]
@@ -214,7 +220,7 @@ class BackwardServer:
             output.unable.clear()
             able = [*workers.records]
         if not able:
-            return []
+            return
         worker = min(able, key=lambda node: (workers.expected_s(node), node))
         if output.maker in able:
             worker = output.maker
@@ -230,63 +236,57 @@ class BackwardServer:
         tensor = self._kept.get(Kind.GRADIENT, microbatch)
         assert tensor is not None, f"the gradient of {microbatch} is not here"
         tensor = context.tensors.retain(tensor)
-        return self._courier.gradient(worker, microbatch, Leg.TASK, tensor, output.attempt)
+        self._courier.gradient(worker, microbatch, Leg.TASK, tensor, output.attempt)
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Ask workers that are late to give up what they have not begun."""
         if self.deadline_s is None or now_s < self.deadline_s:
-            return []
+            return
         self.deadline_s = None
-        effects = list[Effect]()
         for microbatch, output in self.outputs.items():
             late = output.due_s is not None and output.due_s <= now_s
             if late and output.worker is not None:
-                effects += self._revoke(microbatch, output)
+                self._revoke(microbatch, output)
                 output.due_s = now_s + self._context.run.protocol.complete_timeout_s
             self.deadline_s = earliest(self.deadline_s, output.due_s)
-        return effects
 
-    def unable(self, sender: NodeId, message: Unable) -> list[Effect]:
+    def unable(self, sender: NodeId, message: Unable) -> None:
         """A worker gives a backward pass up: nothing of it is in its sum."""
         output = self._output(message.microbatch)
         if (output.worker, output.attempt) != (sender, message.attempt) or output.folded:
-            return []
+            return
         self.workers.done(sender, message.microbatch)
-        fields = (("microbatch", str(message.microbatch)), ("peer", sender))
         output.worker = output.due_s = None
         if output.maker == sender:
             output.maker = None
         output.unable.add(sender)
-        note = Note("task.given_up", fields)
-        return [note, *self._assign(message.microbatch, output)]
+        self._out.note("task.given_up", microbatch=str(message.microbatch), peer=sender)
+        self._assign(message.microbatch, output)
 
-    def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+    def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> None:
         """A backward pass did not reach the worker that it was given to."""
         output = self.outputs.get(microbatch)
-        if output is None or output.worker != worker or output.folded:
-            return []
-        # It may have arrived all the same.
-        return self._revoke(microbatch, output)
+        if output is not None and output.worker == worker and not output.folded:
+            # It may have arrived all the same.
+            self._revoke(microbatch, output)
 
-    def _revoke(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
-        context = self._context
-        worker = output.worker
-        assert worker is not None, f"nobody has {microbatch}"
+    def _revoke(self, microbatch: MicrobatchId, output: StageOutput) -> None:
+        assert output.worker is not None, f"nobody has {microbatch}"
         output.revoked = True
-        version = context.view.version
-        return [Send(worker, Revoke(context.iteration, version, microbatch, output.attempt))]
+        revoke = Revoke(*self._courier.place, microbatch, output.attempt)
+        self._out.send(output.worker, revoke)
 
-    def folded(self, sender: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+    def folded(self, sender: NodeId, microbatch: MicrobatchId) -> None:
         """A worker has a microbatch's gradient in its sum."""
         output = self._output(microbatch)
         # Nobody: the word that it was being folded in, at a lost server's time, comes later.
         if output.worker not in (sender, None) or output.folded:
-            return []
+            return
         self.workers.done(sender, microbatch)
         output.worker = sender
         output.folded = True
         output.due_s = None
-        return self._settle()
+        self._settle()
 
     def work(self) -> Counter[NodeId]:
         """Return how many microbatches each worker has folded in, as far as this server knows."""
@@ -295,25 +295,24 @@ class BackwardServer:
 
     # --- the end of the batch -----------------------------------------------------------------
 
-    def begun(self) -> list[Effect]:
+    def begun(self) -> None:
         """The batch is whole: all its microbatches have come home."""
         self._begun = True
-        return self._settle()
+        self._settle()
 
-    def _settle(self) -> list[Effect]:
+    def _settle(self) -> None:
         """Tell all workers what is in their sums, once nothing is left for them to do.
 
         Whoever has taken a lost server's place may not have heard of all of its microbatches yet.
         """
         left = any(o.has_gradient and not o.folded for o in self.outputs.values())
         if not self._begun or left or self._unheard:
-            return []
+            return
         found = weight_of([m for m, output in self.outputs.items() if output.folded])
-        if found == self._told:
-            return []
-        self._told = found
-        settled = Settled(self._context.averaging, found.num, found.digest)
-        return [Send(member.node_id, settled) for member in self._all_workers]
+        if found != self._told:
+            self._told = found
+            settled = Settled(self._context.averaging, found.num, found.digest)
+            self._out.send_all((member.node_id for member in self._all_workers), settled)
 
     @property
     def _all_workers(self) -> Iterable[Member]:
@@ -323,7 +322,7 @@ class BackwardServer:
 
     # --- after a loss -------------------------------------------------------------------------
 
-    def mend(self, before: View) -> list[Effect]:
+    def mend(self, before: View) -> None:
         """Some members are not in the context's view any more, as they were in the one before."""
         context = self._context
         placement = self._placement
@@ -336,12 +335,11 @@ class BackwardServer:
         self._unheard = (
             {m.node_id for m in self._all_workers} if self._bereft(Duty.BACKWARD) else set()
         )
-        effects = list[Effect]()
         for microbatch, output in self.outputs.items():
             output.given_to &= view.by_id.keys()
             output.unable &= view.by_id.keys()
             for node in [node for node in output.early if node not in view]:
-                effects += context.tensors.release(output.early.pop(node))
+                self._out.put(*context.tensors.release(output.early.pop(node)))
             if output.maker is not None and output.maker not in view:
                 output.maker = None
             if output.worker is not None and output.worker not in view:
@@ -351,16 +349,16 @@ class BackwardServer:
             behind = placement.frontal(before, stage + 1, microbatch)
             if behind != placement.frontal(view, stage + 1, microbatch):
                 kept = self._kept.get(Kind.OUTPUT, microbatch)
-                made = output.maker is not None or kept is not None
-                effects += self._output_again(microbatch, output) if made else []
+                if output.maker is not None or kept is not None:
+                    self._output_again(microbatch, output)
             frontal = self._frontal(microbatch)
             if frontal == placement.frontal(before, stage, microbatch):
                 continue
             if output.maker is not None:
-                effects += self._say_taken(microbatch, output)
+                self._say_taken(microbatch, output)
             elif output.lacking:
-                effects += self._miss(microbatch, output)
-        return effects + self._assign_all()
+                self._miss(microbatch, output)
+        self._assign_all()
 
     def _bereft(self, duty: Duty) -> bool:
         """Whether servers are lost whose microbatches others deal with."""
@@ -369,30 +367,31 @@ class BackwardServer:
         view = self._context.view
         return self._placement.bereft(view, self._context.member.stage_index, duty)
 
-    def _output_again(self, microbatch: MicrobatchId, output: StageOutput) -> list[Effect]:
+    def _output_again(self, microbatch: MicrobatchId, output: StageOutput) -> None:
         tensor = self._kept.get(Kind.OUTPUT, microbatch)
         if tensor is None:
-            return self._miss(microbatch, output)
-        output.lacking = False
-        return self._send_on(microbatch, self._context.tensors.retain(tensor))
+            self._miss(microbatch, output)
+        else:
+            output.lacking = False
+            self._send_on(microbatch, self._context.tensors.retain(tensor))
 
-    def _send_on(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def _send_on(self, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """Send an output to the stage behind. Takes over one reference."""
         assert self._placement is not None
         stage = self._context.member.stage_index
         behind = self._placement.frontal(self._context.view, stage + 1, microbatch)
-        return self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
+        self._courier.activation(behind, microbatch, Leg.ONWARD, tensor)
 
-    def fetched(self, microbatch: MicrobatchId) -> list[Effect]:
+    def fetched(self, microbatch: MicrobatchId) -> None:
         """The stage behind lacks an output."""
-        return self._output_again(microbatch, self._output(microbatch))
+        self._output_again(microbatch, self._output(microbatch))
 
-    def stood(self, sender: NodeId, message: Holding) -> list[Effect]:
+    def stood(self, sender: NodeId, message: Holding) -> None:
         """A worker says what it has of a lost server's microbatches. Once: later it may have given
         something back.
         """
         if sender not in self._unheard:
-            return []
+            return
         for microbatch in message.made:
             output = self._output(microbatch)
             output.given_to.add(sender)
@@ -407,19 +406,19 @@ class BackwardServer:
             for node in output.early
             if node in output.given_to
         ]
-        effects = [e for node, m in early for e in self.given(m, node)]
+        for node, m in early:
+            self.given(m, node)
         for microbatch in (*message.folding, *message.folded):
             if (output := self._output(microbatch)).lacking:
-                effects += self._output_again(microbatch, output)
-        return effects + ([] if self._unheard else self._assign_all() + self._settle())
+                self._output_again(microbatch, output)
+        if not self._unheard:
+            self._assign_all()
+            self._settle()
 
-    def _fail(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+    def _fail(self, microbatch: MicrobatchId, reason: str) -> None:
         """Have the iteration repeated."""
         assert self._placement is not None
-        context = self._context
-        home = self._placement.home(microbatch)
-        unable = Unable(context.iteration, context.view.version, microbatch, reason)
-        return [] if home is None else [Send(home, unable)]
+        self._courier.unable(self._placement.home(microbatch), microbatch, reason)
 
     def _frontal(self, microbatch: MicrobatchId) -> NodeId | None:
         assert self._placement is not None

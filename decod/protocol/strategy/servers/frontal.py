@@ -16,9 +16,8 @@ from enum import Enum
 
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.events import earliest
-from decod.protocol.core.messages.server_messages import Fetch, Given, Leg, Offer, Taken, Unable
+from decod.protocol.core.messages.server_messages import Fetch, Given, Leg, Offer, Taken
 from decod.protocol.core.view import Duty, View
 from decod.protocol.strategy.servers.placement import (
     Courier,
@@ -82,6 +81,7 @@ class FrontalServer:
 
     def __init__(self, context: Context, courier: Courier, kept: KeptTensors) -> None:
         self._context = context
+        self._out = context.out
         self._courier = courier
         self._kept = kept
         self._placement: Placement | None = None
@@ -105,14 +105,15 @@ class FrontalServer:
         self.workers.expect((m.node_id for m in members if m.capacity), pass_s)
         self.deadline_s = self._context.now_s + min(_SOON_MAX_S, pass_s)
 
-    def reset(self) -> list[Effect]:
+    def reset(self) -> None:
         """Forget the iteration."""
         self.entries.clear()
         self._pool.clear()
         self.workers.reset()
         self._closed = False
         self.deadline_s = None
-        return self.inspection.reset() + self._kept.clear()
+        self.inspection.reset()
+        self._kept.clear()
 
     @property
     def awaited(self) -> set[NodeId]:
@@ -124,59 +125,59 @@ class FrontalServer:
 
     # --- forward ------------------------------------------------------------------------------
 
-    def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """The stage before has computed a microbatch, or sends it again."""
         entry = self._entry(microbatch)
-        effects = list[Effect]()
         self._kept.keep(Kind.ENTRY, microbatch, tensor)
         if entry.here:
-            effects += self._return_again(microbatch) if entry.returned else []
+            if entry.returned:
+                self._return_again(microbatch)
         elif self._kept.get(Kind.ENTRY, microbatch) is None:
-            effects += self._fail(microbatch, "there is no room to keep an activation")
+            self._fail(microbatch, "there is no room to keep an activation")
         else:
             entry.here = True
             asked_by = entry.asked_by
             entry.asked_by = set()
             for worker in sorted(asked_by):
-                effects += self.fetched(worker, microbatch)
+                self.fetched(worker, microbatch)
             if entry.state is InputState.WAITING:
                 self._pool[microbatch] = None
-        return effects + self._context.tensors.release(tensor) + self._give()
+        self._out.put(*self._context.tensors.release(tensor))
+        self._give()
 
-    def offered(self, sender: NodeId, message: Offer) -> list[Effect]:
+    def offered(self, sender: NodeId, message: Offer) -> None:
         """A worker takes microbatches."""
         num = len(servers_of(self._context.view.roster(self._stage), Duty.FRONTAL))
         self.workers.offered(sender, message, num)
-        return self._give()
+        self._give()
 
-    def _give(self) -> list[Effect]:
+    def _give(self) -> None:
         """Give what waits to workers."""
-        effects = list[Effect]()
         entries = [(m, self.entries[m]) for m in self._pool if self._wanted(self.entries[m])]
         waiting = [(m, entry.given_to | entry.unable) for m, entry in entries]
         for microbatch, worker in self.workers.choose(waiting):
             del self._pool[microbatch]
-            effects += self._give_to(worker, microbatch)
-        return effects + (self._give_again() if not (self._pool or self._closed) else [])
+            self._give_to(worker, microbatch)
+        if not (self._pool or self._closed):
+            self._give_again()
 
     def _wanted(self, entry: StageInput) -> bool:
         """Whether somebody may need the output that a microbatch lacks."""
         return entry.lost or not self._closed
 
-    def _give_again(self) -> list[Effect]:
+    def _give_again(self) -> None:
         """Let workers without work do what others have, and will not do for some time."""
         given = {m: e for m, e in self.entries.items() if e.state is InputState.GIVEN}
         having = {m: entry.given_to | entry.unable for m, entry in given.items()}
-        effects = list[Effect]()
         while (found := self.workers.spare(having)) is not None:
             microbatch, worker = found
             having[microbatch] = having[microbatch] | {worker}
-            effects += self._give_to(worker, microbatch)
-        return effects
+            self._give_to(worker, microbatch)
 
-    def _give_to(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+    def _give_to(self, worker: NodeId, microbatch: MicrobatchId) -> None:
         self._await(microbatch, self.entries[microbatch], worker)
-        return self._say_given(microbatch, worker) + self._send(worker, microbatch)
+        self._say_given(microbatch, worker)
+        self._send(worker, microbatch)
 
     def _await(self, microbatch: MicrobatchId, entry: StageInput, worker: NodeId) -> None:
         """Expect an output from a worker."""
@@ -188,20 +189,18 @@ class FrontalServer:
         self.deadline_s = earliest(self.deadline_s, entry.due_s)
         self.workers.gave(now_s, worker, microbatch)
 
-    def _say_given(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
-        context = self._context
-        server = self._backward(microbatch)
-        given = Given(context.iteration, context.view.version, microbatch, worker)
-        return [] if server is None else [Send(server, given)]
+    def _say_given(self, microbatch: MicrobatchId, worker: NodeId) -> None:
+        given = Given(*self._courier.place, microbatch, worker)
+        self._courier.tell(self._backward(microbatch), given)
 
-    def _send(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+    def _send(self, worker: NodeId, microbatch: MicrobatchId) -> None:
         tensor = self._kept.get(Kind.ENTRY, microbatch)
         assert tensor is not None, f"{microbatch} is given, and not here"
         self.entries[microbatch].sent_to.add(worker)
         tensor = self._context.tensors.retain(tensor)
-        return self._courier.activation(worker, microbatch, Leg.TASK, tensor)
+        self._courier.activation(worker, microbatch, Leg.TASK, tensor)
 
-    def taken(self, message: Taken) -> list[Effect]:
+    def taken(self, message: Taken) -> None:
         """The backward server has an output."""
         microbatch = message.microbatch
         entry = self._entry(message.microbatch)
@@ -211,32 +210,32 @@ class FrontalServer:
         entry.maker = message.worker
         entry.lost = False
         self._pool.pop(microbatch, None)
-        return self._give()
+        self._give()
 
-    def again(self, microbatch: MicrobatchId, worker: NodeId) -> list[Effect]:
+    def again(self, microbatch: MicrobatchId, worker: NodeId) -> None:
         """What a worker has made of a microbatch, or would make, can't be used."""
         entry = self._entry(microbatch)
         self.workers.done(worker, microbatch)
         entry.unable.add(worker)
-        if entry.state is InputState.DONE and entry.maker != worker:
-            return self._give()
-        return self._make_again(microbatch, entry) + self._give()
+        if entry.state is not InputState.DONE or entry.maker == worker:
+            self._make_again(microbatch, entry)
+        self._give()
 
-    def missing(self, microbatch: MicrobatchId) -> list[Effect]:
+    def missing(self, microbatch: MicrobatchId) -> None:
         """The backward server lacks an output that is needed again."""
         entry = self._entry(microbatch)
         entry.lost = True
-        if entry.state is InputState.WAITING or entry.due_s is not None:
-            return self._give()
-        return self._make_again(microbatch, entry) + self._give()
+        if entry.state is not InputState.WAITING and entry.due_s is None:
+            self._make_again(microbatch, entry)
+        self._give()
 
-    def _make_again(self, microbatch: MicrobatchId, entry: StageInput) -> list[Effect]:
+    def _make_again(self, microbatch: MicrobatchId, entry: StageInput) -> None:
         """Have a forward pass done by another, if any is left that can."""
         if entry.unable and all(node in entry.unable for node in self.workers.records):
-            return self._fail(microbatch, "no worker can compute it")
-        entry.lost = entry.lost or entry.state is InputState.DONE
-        self._pool_again(microbatch, entry)
-        return []
+            self._fail(microbatch, "no worker can compute it")
+        else:
+            entry.lost = entry.lost or entry.state is InputState.DONE
+            self._pool_again(microbatch, entry)
 
     def _pool_again(self, microbatch: MicrobatchId, entry: StageInput) -> None:
         """Have a forward pass done by whoever has room."""
@@ -252,16 +251,15 @@ class FrontalServer:
         """Return the workers that have not got a microbatch yet, and can compute it."""
         return self.workers.records.keys() - entry.given_to - entry.unable
 
-    def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+    def undelivered(self, worker: NodeId, microbatch: MicrobatchId) -> None:
         """A forward pass did not reach the worker that it was given to."""
         entry = self.entries.get(microbatch)
         if entry is None or entry.state is not InputState.GIVEN:
-            return []
-        if not self._others(entry):
-            return []  # It is sent again by itself.
-        self.workers.done(worker, microbatch)
-        self._pool_again(microbatch, entry)
-        return self._give()
+            return
+        if self._others(entry):  # Else it is sent again by itself.
+            self.workers.done(worker, microbatch)
+            self._pool_again(microbatch, entry)
+            self._give()
 
     def begun(self) -> None:
         """The batch is home: outputs are needed only where they are lost."""
@@ -271,44 +269,42 @@ class FrontalServer:
             entry.due_s = entry.due_s if entry.lost else None
             self.deadline_s = earliest(self.deadline_s, entry.due_s)
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Have others do the work of workers that have been silent for too long."""
         if self.deadline_s is None or now_s < self.deadline_s:
-            return []
+            return
         self.deadline_s = None
-        effects = list[Effect]()
         self.workers.forget_silent()  # No deadline is earlier than that for offers.
         for microbatch, entry in self.entries.items():
             if entry.due_s is not None and entry.due_s <= now_s:
                 self._pool_again(microbatch, entry)
-                fields = (("microbatch", str(microbatch)), ("stage", self._stage))
-                effects.append(Note("task.pooled", fields))
+                self._out.note("task.pooled", microbatch=str(microbatch), stage=self._stage)
             self.deadline_s = earliest(self.deadline_s, entry.due_s)
-        return effects + self._give()
+        self._give()
 
     # --- backward -----------------------------------------------------------------------------
 
-    def fetched(self, worker: NodeId, microbatch: MicrobatchId) -> list[Effect]:
+    def fetched(self, worker: NodeId, microbatch: MicrobatchId) -> None:
         """A worker is to compute the backward pass of a microbatch that it has not got."""
         entry = self._entry(microbatch)
         if entry.here:
-            return self._send(worker, microbatch)
+            self._send(worker, microbatch)
+            return
         first = not entry.asked_by
         entry.asked_by.add(worker)
-        return self._ask_for(microbatch) if first else []
+        if first:
+            self._ask_for(microbatch)
 
-    def _ask_for(self, microbatch: MicrobatchId) -> list[Effect]:
+    def _ask_for(self, microbatch: MicrobatchId) -> None:
         """Ask the stage before for an activation that a lost server had.
 
         That may have been lost together with one of the stage before, and then nobody there knows
         that it is needed.
         """
-        context = self._context
-        before = self._before(microbatch)
-        fetch = Fetch(context.iteration, context.view.version, microbatch)
-        return [] if before is None else [Send(before, fetch)]
+        fetch = Fetch(*self._courier.place, microbatch)
+        self._courier.tell(self._before(microbatch), fetch)
 
-    def returned(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def returned(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """A worker has computed a backward pass, and what it returned may be used.
 
         It returns a lost server's microbatches to who takes the place of that one, too.
@@ -317,40 +313,40 @@ class FrontalServer:
         view = self._context.view
         entry = self._entry(microbatch)
         if worker in entry.sent_to or self._placement.bereft(view, self._stage, Duty.FRONTAL):
-            return self.gradient(microbatch, tensor)
-        return [unasked(worker, microbatch), *self._context.tensors.release(tensor)]
+            self.gradient(microbatch, tensor)
+        else:
+            self._out.put(unasked(worker, microbatch))
+            self._out.put(*self._context.tensors.release(tensor))
 
-    def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """A worker has computed a backward pass."""
         entry = self._entry(microbatch)
         if entry.returned:
-            return self._context.tensors.release(tensor)
+            self._out.put(*self._context.tensors.release(tensor))
+            return
         entry.returned = True
         self.workers.returned(microbatch)
         self._kept.keep(Kind.RETURN, microbatch, tensor)
-        return self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, tensor)
+        self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, tensor)
 
-    def _return_again(self, microbatch: MicrobatchId) -> list[Effect]:
+    def _return_again(self, microbatch: MicrobatchId) -> None:
         gradient = self._kept.get(Kind.RETURN, microbatch)
         if gradient is None:
-            return self._fail(microbatch, "a gradient that is needed again was not kept")
-        gradient = self._context.tensors.retain(gradient)
-        return self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, gradient)
+            self._fail(microbatch, "a gradient that is needed again was not kept")
+        else:
+            gradient = self._context.tensors.retain(gradient)
+            self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, gradient)
 
-    def _fail(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+    def _fail(self, microbatch: MicrobatchId, reason: str) -> None:
         """Have the iteration repeated."""
         assert self._placement is not None
-        context = self._context
-        home = self._placement.home(microbatch)
-        unable = Unable(context.iteration, context.view.version, microbatch, reason)
-        return [] if home is None else [Send(home, unable)]
+        self._courier.unable(self._placement.home(microbatch), microbatch, reason)
 
     # --- after a loss -------------------------------------------------------------------------
 
-    def mend(self, before: View) -> list[Effect]:
+    def mend(self, before: View) -> None:
         """Some members are not in the context's view any more, as they were in the one before."""
         view = self._context.view
-        effects = list[Effect]()
         self._closed = False
         self.workers.keep(view.by_id)
         for microbatch, entry in self.entries.items():
@@ -358,17 +354,19 @@ class FrontalServer:
             entry.asked_by &= view.by_id.keys()
             having = [n for n, r in self.workers.records.items() if microbatch in r.given]
             if entry.state is InputState.GIVEN and not having:
-                effects += self._make_again(microbatch, entry)
+                self._make_again(microbatch, entry)
             if self._backward(microbatch, before) != self._backward(microbatch):
-                effects += self._output_lost(microbatch, entry, having)
+                self._output_lost(microbatch, entry, having)
             if self._before(microbatch, before) != self._before(microbatch):
-                effects += self._return_again(microbatch) if entry.returned else []
-                effects += self._ask_for(microbatch) if entry.asked_by else []
-        return effects + self._give()
+                if entry.returned:
+                    self._return_again(microbatch)
+                if entry.asked_by:
+                    self._ask_for(microbatch)
+        self._give()
 
     def _output_lost(
         self, microbatch: MicrobatchId, entry: StageInput, having: list[NodeId]
-    ) -> list[Effect]:
+    ) -> None:
         """Another backward server takes a microbatch over: it has no output of it.
 
         Whoever is computing it, or has kept it, sends it there. If nobody has, it is made again.
@@ -380,8 +378,10 @@ class FrontalServer:
             elif not entry.returned:
                 self._await(microbatch, entry, entry.maker)
         elif entry.state is InputState.DONE:
-            return self._make_again(microbatch, entry)
-        return [effect for node in having for effect in self._say_given(microbatch, node)]
+            self._make_again(microbatch, entry)
+            return
+        for node in having:
+            self._say_given(microbatch, node)
 
     # --- whose microbatch it is ---------------------------------------------------------------
 

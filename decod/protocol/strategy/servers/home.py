@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note
+from decod.protocol.core.effects import listed
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages.server_messages import Leg
@@ -43,11 +43,12 @@ class HomeMicrobatches:
         context: Context,
         courier: Courier,
         kept: KeptTensors,
-        folded: Callable[[], list[Effect]],
+        folded: Callable[[], None],
         *,
         num_microbatches: int,
     ) -> None:
         self._context = context
+        self._out = context.out
         self._courier = courier
         self._kept = kept
         self._has_folded = folded
@@ -81,14 +82,14 @@ class HomeMicrobatches:
 
     # --- iterations -------------------------------------------------------------------------------
 
-    def reset(self) -> list[Effect]:
+    def reset(self) -> None:
         """Forget the iteration; what had been put off before it stays put off."""
         self.held.clear()
         self._queue.clear()
         self.share.reset()
-        return self._kept.clear()
+        self._kept.clear()
 
-    def open(self, placement: Placement) -> list[Effect]:
+    def open(self, placement: Placement) -> None:
         """Begin the context's iteration with this node's shares of its batch."""
         self._placement = placement
         context = self._context
@@ -97,12 +98,13 @@ class HomeMicrobatches:
             context.view, context.node_id, num_shares=context.run.batch.num_data_nodes
         )
         deferrals = self.share.deferrals
-        due, notes = deferrals.due(shares, num_again=0) if shares else ([], [])
+        due = deferrals.due(shares, num_again=0) if shares else []
         indexes = range(self._num_microbatches)
         batch = (MicrobatchId(iteration, share, k) for share in shares for k in indexes)
         self._queue = deque([*due, *(m for m in batch if m not in deferrals)])
         self.share.open()
-        return notes + self.inject() + self._report()
+        self.inject()
+        self._report()
 
     def committed(self, *, marked: bool) -> None:
         """The context's iteration is final. `marked`: states of it are kept."""
@@ -112,15 +114,13 @@ class HomeMicrobatches:
         """The run goes on from an earlier state."""
         self.share.deferrals.go_back(iteration)
 
-    def inject(self) -> list[Effect]:
+    def inject(self) -> None:
         """Start as many microbatches as there is room for."""
-        effects: list[Effect] = []
         for _ in range(min(len(self._queue), self._room - len(self.held))):
             microbatch = self._queue.popleft()
             flow_id = FlowId(self._context.node_id, 0)
             self.held[microbatch] = HeldMicrobatch(microbatch, flow_id, (), 0, 0)
-            effects += self._context.compute.submit(Embed(microbatch), self)
-        return effects
+            self._out.put(*self._context.compute.submit(Embed(microbatch), self))
 
     @property
     def _room(self) -> int:
@@ -133,119 +133,126 @@ class HomeMicrobatches:
         room = max(1, _AHEAD_RATIO * min(stages) // len(view.data_nodes))
         return min(room, self._context.member.capacity)
 
-    def _report(self) -> list[Effect]:
-        return self.share.report(self._queue, self.held)
+    def _report(self) -> None:
+        self.share.report(self._queue, self.held)
 
     # --- a microbatch's way -------------------------------------------------------------------
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """A pass has been computed."""
         self._context.links.computed(job, event.duration_s)
         match job, event.result:
             case Embed(microbatch), _:
-                return self._embedded(microbatch, event.outputs[0].id)
+                self._embedded(microbatch, event.outputs[0].id)
             case Head(microbatch), Loss() as loss:
-                return self._headed(microbatch, loss, event.outputs[0].id)
+                self._headed(microbatch, loss, event.outputs[0].id)
             case EmbedBackward(microbatch), _:
-                return self._returned(microbatch)
-        raise AssertionError(f"{job} is no pass of a data node's")
+                self._returned(microbatch)
+            case _:
+                raise AssertionError(f"{job} is no pass of a data node's")
 
-    def _embedded(self, microbatch: MicrobatchId, output: TensorId) -> list[Effect]:
+    def _embedded(self, microbatch: MicrobatchId, output: TensorId) -> None:
         self.held[microbatch].phase = Phase.SENT
         self._kept.keep(Kind.OUTPUT, microbatch, output)
-        return self._courier.activation(self._first(microbatch), microbatch, Leg.ONWARD, output)
+        self._courier.activation(self._first(microbatch), microbatch, Leg.ONWARD, output)
 
-    def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def activation(self, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """The last stage's output has come home: compute the loss."""
         held = self.held.get(microbatch)
         if held is None or held.phase is not Phase.SENT:
-            again = self._gradient_again(microbatch)
-            return self._context.tensors.release(tensor) + again
-        held.phase = Phase.HEAD
-        return self._context.compute.submit(Head(microbatch), self, [tensor])
+            self._out.put(*self._context.tensors.release(tensor))
+            self._gradient_again(microbatch)
+        else:
+            held.phase = Phase.HEAD
+            self._out.put(*self._context.compute.submit(Head(microbatch), self, [tensor]))
 
-    def _headed(self, microbatch: MicrobatchId, loss: Loss, output: TensorId) -> list[Effect]:
+    def _headed(self, microbatch: MicrobatchId, loss: Loss, output: TensorId) -> None:
         self.held[microbatch].phase = Phase.AWAITING_GRADIENT
         self.share.losses[microbatch] = loss
         self._kept.keep(Kind.RETURN, microbatch, output)
-        return self._courier.gradient(self._behind(microbatch), microbatch, Leg.ONWARD, output)
+        self._courier.gradient(self._behind(microbatch), microbatch, Leg.ONWARD, output)
 
-    def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """The gradient of the embedding's output has come."""
         held = self.held.get(microbatch)
         if held is None or held.phase is not Phase.AWAITING_GRADIENT:
-            return self._context.tensors.release(tensor)
-        held.phase = Phase.RETURNING
-        effects = self._context.compute.submit(EmbedBackward(microbatch), self, [tensor])
-        return effects + self._report()
+            self._out.put(*self._context.tensors.release(tensor))
+        else:
+            held.phase = Phase.RETURNING
+            self._out.put(*self._context.compute.submit(EmbedBackward(microbatch), self, [tensor]))
+            self._report()
 
-    def _returned(self, microbatch: MicrobatchId) -> list[Effect]:
+    def _returned(self, microbatch: MicrobatchId) -> None:
         held = self.held.pop(microbatch)
         held.phase = Phase.FOLDED
         self.share.done[microbatch] = held
-        return self.inject() + self._has_folded()
+        self.inject()
+        self._has_folded()
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """This node's device refused the microbatch."""
         assert isinstance(job, (Embed, Head, EmbedBackward))
         held = self.held.get(job.microbatch)
         if held is None:
-            return []
+            return
         if held.phase is not Phase.COMPUTING:
-            return self.unable(job.microbatch, reason)
+            self.unable(job.microbatch, reason)
+            return
         del self.held[job.microbatch]
         self.share.put_off.add(job.microbatch)
-        fields = (("microbatch", str(job.microbatch)), ("reason", reason))
-        effects = self._context.compute.submit(Drop(job.microbatch))
-        return [Note("microbatch.deferred", fields), *effects, *self.inject(), *self._report()]
+        self._out.note("microbatch.deferred", microbatch=str(job.microbatch), reason=reason)
+        self._out.put(*self._context.compute.submit(Drop(job.microbatch)))
+        self.inject()
+        self._report()
 
-    def unable(self, microbatch: MicrobatchId, reason: str) -> list[Effect]:
+    def unable(self, microbatch: MicrobatchId, reason: str) -> None:
         """The iteration can't be ended with a microbatch: ask for it to be repeated."""
-        if self.share.failed:
-            return []
-        return self.share.ask_again(f"microbatch {microbatch}: {reason}")
+        if not self.share.failed:
+            self.share.ask_again(f"microbatch {microbatch}: {reason}")
 
     # --- after a loss -------------------------------------------------------------------------
 
-    def mend(self, before: View) -> list[Effect]:
+    def mend(self, before: View) -> None:
         """Some members are not in the context's view any more, as they were in the one before."""
         if self.share.failed:
-            return []
-        effects: list[Effect] = []
+            return
         for microbatch in (*self.held, *self.share.done):
             if self._first(microbatch) != self._first(microbatch, before):
-                effects += self._output_again(microbatch)
+                self._output_again(microbatch)
             if self._behind(microbatch) != self._behind(microbatch, before):
-                effects += self._gradient_again(microbatch)
+                self._gradient_again(microbatch)
         self.share.open()
-        return effects + self.inject() + self._report()
+        self.inject()
+        self._report()
 
-    def fetched(self, microbatch: MicrobatchId) -> list[Effect]:
+    def fetched(self, microbatch: MicrobatchId) -> None:
         """The first stage lacks an activation."""
-        known = microbatch in self.held or microbatch in self.share.done
-        return self._output_again(microbatch) if known else []
+        if microbatch in self.held or microbatch in self.share.done:
+            self._output_again(microbatch)
 
-    def _output_again(self, microbatch: MicrobatchId) -> list[Effect]:
+    def _output_again(self, microbatch: MicrobatchId) -> None:
         held = self.held.get(microbatch)
         if held is not None and held.phase is Phase.COMPUTING:
-            return []
+            return
         output = self._kept.get(Kind.OUTPUT, microbatch)
         if output is None:
-            return self.unable(microbatch, "an activation that is needed again was not kept")
-        output = self._context.tensors.retain(output)
-        return self._courier.activation(self._first(microbatch), microbatch, Leg.ONWARD, output)
+            self.unable(microbatch, "an activation that is needed again was not kept")
+        else:
+            output = self._context.tensors.retain(output)
+            self._courier.activation(self._first(microbatch), microbatch, Leg.ONWARD, output)
 
-    def _gradient_again(self, microbatch: MicrobatchId) -> list[Effect]:
+    def _gradient_again(self, microbatch: MicrobatchId) -> None:
         held = self.held.get(microbatch)
         if held is not None and held.phase in (Phase.COMPUTING, Phase.SENT, Phase.HEAD):
-            return []
+            return
         gradient = self._kept.get(Kind.RETURN, microbatch)
-        if gradient is None:
-            if held is None and microbatch not in self.share.done:
-                return []
-            return self.unable(microbatch, "a gradient that is needed again was not kept")
-        gradient = self._context.tensors.retain(gradient)
-        return self._courier.gradient(self._behind(microbatch), microbatch, Leg.ONWARD, gradient)
+        if gradient is not None:
+            gradient = self._context.tensors.retain(gradient)
+            self._courier.gradient(self._behind(microbatch), microbatch, Leg.ONWARD, gradient)
+        elif held is not None or microbatch in self.share.done:
+            self.unable(microbatch, "a gradient that is needed again was not kept")
 
     # --- whose microbatch it is ---------------------------------------------------------------
 

@@ -18,11 +18,12 @@ there tokens are cut, here microbatches.
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from decod.ids import MicrobatchId, NodeId, TensorId
+from decod.ids import Iteration, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, SendTensor
+from decod.protocol.core.effects import SendTensor
 from decod.protocol.core.events import Received
-from decod.protocol.core.messages.server_messages import Leg, StageActivation, StageGradient
+from decod.protocol.core.messages import Message
+from decod.protocol.core.messages.server_messages import Leg, StageActivation, StageGradient, Unable
 from decod.protocol.core.view import Duty, Member, View
 from decod.protocol.strategy.data_share import shares_of
 
@@ -106,7 +107,7 @@ def _turned(nodes: Sequence[NodeId], by: int) -> list[NodeId]:
     return [*nodes[start:], *nodes[:start]]
 
 
-Local = Callable[[Received, TensorId], list[Effect]]
+Local = Callable[[Received, TensorId], None]
 """Takes in what this node sends itself, with one reference to the tensor."""
 
 
@@ -140,6 +141,7 @@ class KeptTensors:
 
     def __init__(self, context: Context, room: Room) -> None:
         self._context = context
+        self._out = context.out
         self._room = room
         self._tensors: dict[tuple[Kind, MicrobatchId], TensorId] = {}
 
@@ -157,20 +159,19 @@ class KeptTensors:
         """Return a kept tensor. Its reference is not the caller's."""
         return self._tensors.get((kind, microbatch))
 
-    def drop(self, kind: Kind, microbatch: MicrobatchId) -> list[Effect]:
+    def drop(self, kind: Kind, microbatch: MicrobatchId) -> None:
         """Keep a tensor no longer."""
         tensor = self._tensors.pop((kind, microbatch), None)
-        if tensor is None:
-            return []
-        self._room.used_bytes -= self._context.tensors.size_of(tensor)
-        return self._context.tensors.release(tensor)
+        if tensor is not None:
+            self._room.used_bytes -= self._context.tensors.size_of(tensor)
+            self._out.put(*self._context.tensors.release(tensor))
 
-    def clear(self) -> list[Effect]:
+    def clear(self) -> None:
         """Keep nothing any more."""
         tensors = [*self._tensors.values()]
         self._tensors.clear()
         self._room.used_bytes -= sum(map(self._context.tensors.size_of, tensors))
-        return self._context.tensors.release(*tensors)
+        self._out.put(*self._context.tensors.release(*tensors))
 
 
 class Courier:
@@ -183,14 +184,30 @@ class Courier:
 
     def __init__(self, context: Context, local: Local) -> None:
         self._context = context
+        self._out = context.out
         self._local = local
+
+    @property
+    def place(self) -> tuple[Iteration, int]:
+        """Iteration and view, with which all that is said of microbatches begins."""
+        return self._context.iteration, self._context.view.version
+
+    def tell(self, to: NodeId | None, message: Message) -> None:
+        """Say something of a microbatch. `to`: None if nobody is left."""
+        if to is not None:
+            self._out.send(to, message)
+
+    def unable(
+        self, to: NodeId | None, microbatch: MicrobatchId, reason: str, attempt: int = 0
+    ) -> None:
+        """Say that another is to do a pass. To a data node: that the iteration can't be ended."""
+        self.tell(to, Unable(*self.place, microbatch, reason, attempt))
 
     def activation(
         self, to: NodeId | None, microbatch: MicrobatchId, leg: Leg, tensor: TensorId
-    ) -> list[Effect]:
+    ) -> None:
         """Send an activation. It takes over one reference. `to`: None if nobody is left."""
-        place = self._context.iteration, self._context.view.version
-        return self._send(to, StageActivation(*place, microbatch, leg), tensor)
+        self._send(to, StageActivation(*self.place, microbatch, leg), tensor)
 
     def gradient(
         self,
@@ -199,16 +216,16 @@ class Courier:
         leg: Leg,
         tensor: TensorId,
         attempt: int = 0,
-    ) -> list[Effect]:
+    ) -> None:
         """Send a gradient. As `activation`."""
-        place = self._context.iteration, self._context.view.version
-        return self._send(to, StageGradient(*place, microbatch, leg, attempt), tensor)
+        self._send(to, StageGradient(*self.place, microbatch, leg, attempt), tensor)
 
     def _send(
         self, to: NodeId | None, message: StageActivation | StageGradient, tensor: TensorId
-    ) -> list[Effect]:
+    ) -> None:
         if to is None:
-            return self._context.tensors.release(tensor)
-        if to == self._context.node_id:
-            return self._local(Received(to, message), tensor)
-        return [SendTensor(to, message, tensor)]
+            self._out.put(*self._context.tensors.release(tensor))
+        elif to == self._context.node_id:
+            self._local(Received(to, message), tensor)
+        else:
+            self._out.put(SendTensor(to, message, tensor))

@@ -26,7 +26,7 @@ from decod.protocol.averaging.averager import Averager, AveragingState, Weight, 
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import CountWork, Effect, Note, Send, Stop, StopReason
+from decod.protocol.core.effects import CountWork, Stop, StopReason, listed
 from decod.protocol.core.events import (
     DeadlinePassed,
     JobFinished,
@@ -67,7 +67,7 @@ from decod.protocol.strategy.step import (
     StepPolicy,
     account_of,
     averaging_of,
-    commit_notes,
+    note_commit,
     weight_of,
 )
 from decod.protocol.strategy.strategy import StrategyEvent, StrategyFacts
@@ -85,6 +85,7 @@ class Contribution:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self.begun: BeginAggregation | None = None
         averaging = averaging_of(context)
         self._num_members = len(averaging.roster)
@@ -110,21 +111,22 @@ class Contribution:
             return ()
         return account_of(self._context, self.begun, self._own, num_members=self._num_members)
 
-    def received(self, received: Received) -> list[Effect]:
+    def received(self, received: Received) -> None:
         """Take in which microbatches count, once; pass the word on down the tree."""
         message = received.message
         context = self._context
         tensor = received.tensor
         if tensor is not None:
             context.tensors.add(tensor)
-            return context.tensors.release(tensor.id)
+            self._out.put(*context.tensors.release(tensor.id))
+            return
         if not isinstance(message, BeginAggregation) or self.begun is not None:
-            return []
+            return
         self.begun = message
         place = tree_place(context.view, context.node_id, fanout=context.run.protocol.tree_fanout)
-        return [Send(child, message) for child in place.children]
+        self._out.send_all(place.children, message)
 
-    def contribute(self, folded: Sequence[MicrobatchId]) -> list[Effect]:
+    def contribute(self, folded: Sequence[MicrobatchId]) -> None:
         """Send this node's sum to the servers, once: it is whole.
 
         Args:
@@ -132,38 +134,37 @@ class Contribution:
         """
         begun = self.begun
         if begun is None or self.averager.state is not AveragingState.WAITING:
-            return []
+            return
         total = Weight(begun.num_committed, begun.digest)
         self._own = weight_of(folded)
-        return self.averager.begin(self._own, total)
+        self._out.put(*self.averager.begin(self._own, total))
 
-    def contributions(self) -> list[Effect]:
-        """Return nothing: a client reduces no part."""
-        return []
+    def contributions(self) -> None:
+        """Note nothing: a client reduces no part."""
 
-    def state_loaded(self) -> list[Effect]:
+    def state_loaded(self) -> None:
         """Nothing has waited for the parameters."""
-        return []
 
-    def abandon(self) -> list[Effect]:
+    def abandon(self) -> None:
         """Release all that is held for the average."""
-        return self.averager.abandon()
+        self._out.put(*self.averager.abandon())
 
     # --- the average ------------------------------------------------------------------------------
 
-    def averaged(self) -> list[Effect]:
+    @listed
+    def averaged(self) -> None:
         """A client reads no average."""
-        return []
 
-    def lacking(self, found: Weight) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def lacking(self, found: Weight) -> None:
         """A client adds nothing up."""
-        return []
 
-    def averaging_failed(self, reason: str) -> list[Effect]:
+    @listed
+    def averaging_failed(self, reason: str) -> None:
         """The device has refused its own sum: others do this node's work again."""
-        leave = Leave(reason[:200], at_once=True)
-        stop = Stop(StopReason.REMOVED, f"its device has lost its gradients: {reason}")
-        return [Send(self._context.view.leader, leave), stop]
+        self._out.send(self._context.view.leader, Leave(reason[:200], at_once=True))
+        detail = f"its device has lost its gradients: {reason}"
+        self._out.put(Stop(StopReason.REMOVED, detail))
 
 
 class ServersFacts(StrategyFacts):
@@ -202,6 +203,7 @@ class Servers:
         rng: Random,  # noqa: ARG002 - as every strategy is made.
     ) -> None:
         self._context = context
+        self._out = context.out
         self._role = role
         is_client = role is Role.CLIENT
         room = Room()
@@ -243,14 +245,16 @@ class Servers:
         backward_s = self.backward.deadline_s if self.backward is not None else None
         return earliest(frontal_s, backward_s, self.copy.deadline_s)
 
-    def _overdue(self, now_s: float) -> list[Effect]:
-        effects = self.frontal.overdue(now_s) if self.frontal is not None else []
-        effects += self.backward.overdue(now_s) if self.backward is not None else []
-        return effects + self.copy.overdue(now_s)
+    def _overdue(self, now_s: float) -> None:
+        if self.frontal is not None:
+            self.frontal.overdue(now_s)
+        if self.backward is not None:
+            self.backward.overdue(now_s)
+        self._out.put(*self.copy.overdue(now_s))
 
     # --- iterations -------------------------------------------------------------------------------
 
-    def close(self, decision: messages.Open) -> tuple[bool, list[Effect]]:
+    def close(self, decision: messages.Open) -> bool:
         """End the context's iteration as a decision says: keep its step, or undo it."""
         opening = decision.opening
         facts = self.facts
@@ -259,13 +263,14 @@ class Servers:
         self.copy.told(decision)
         step = self._step
         account = step.account if step is not None else ()
-        effects = step.contributions() if account and step is not None else []
-        effects += commit_notes(decision, begun, account, self._context, voted=committed)
-        effects += self._abandon_step()
+        if account and step is not None:
+            step.contributions()
+        note_commit(decision, begun, account, self._context, voted=committed)
+        self._abandon_step()
         compute = self._context.compute
         if committed and begun is not None:
             facts.num_committed += len(self._folded)
-            effects.append(self._count_work(opening.committed.number))
+            self._out.put(self._count_work(opening.committed.number))
             facts.positions.committed(begun)
             if self.home is not None:
                 marked = opening.mark_of(opening.committed.number) is not None
@@ -273,14 +278,17 @@ class Servers:
         stepped = committed and self._role is not Role.CLIENT
         if stepped:
             self.copy.stage.parameter_hash = facts.proposal
-            effects += compute.submit(CommitStep(opening.committed.number))
+            self._out.put(*compute.submit(CommitStep(opening.committed.number)))
         elif step is not None:
-            effects += compute.reset()
-        effects += self._reset()
-        return stepped, effects + (self._end() if decision.ended else [])
+            self._out.put(*compute.reset())
+        self._reset()
+        if decision.ended:
+            self._end()
+        return stepped
 
-    def _reset(self) -> list[Effect]:
-        return [effect for part in self.parts for effect in part.reset()]
+    def _reset(self) -> None:
+        for part in self.parts:
+            part.reset()
 
     @property
     def _folded(self) -> list[object]:
@@ -295,7 +303,7 @@ class Servers:
                 work[worker] = max(num, work.get(worker, 0))
         return CountWork(iteration, tuple(sorted(work.items())))
 
-    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> list[Effect]:  # noqa: ARG002
+    def open(self, now_s: float, opening: Opening, *, renewed: bool) -> None:  # noqa: ARG002
         """Begin the context's iteration; `renewed` if its view is a new one."""
         context = self._context
         returns = self.facts.opened(opening)
@@ -311,9 +319,9 @@ class Servers:
         for part in (self.frontal, self.backward, self.worker):
             if part is not None:
                 part.open(self._placement)
-        effects = self.copy.opened(opening)
+        self._out.put(*self.copy.opened(opening))
         self._begin_step()
-        return effects + self._take_up()
+        self._take_up()
 
     def _begin_step(self) -> None:
         """Begin the step of an iteration, or begin it again with other members."""
@@ -326,126 +334,138 @@ class Servers:
             step = Step(self._context, self._policy, source, loaded=self.copy.loaded)
         self._step = self.facts.step = step
 
-    def _abandon_step(self) -> list[Effect]:
+    def _abandon_step(self) -> None:
         """Release all that is held for the step."""
-        return self._step.abandon() if self._step is not None else []
+        if self._step is not None:
+            self._step.abandon()
 
-    def _take_up(self) -> list[Effect]:
+    def _take_up(self) -> None:
         """Work on the iteration, if this node holds the parameters that it needs."""
         if not self.copy.loaded or self.facts.paused or self._offered or self._placement is None:
-            return []
+            return
         self._offered = True
         # Before all passes: others wait for what comes of it.
-        ahead = self._step_ahead()
+        self._step_ahead()
         if self.home is not None:
-            return ahead + self.home.open(self._placement)
-        assert self.worker is not None
-        return ahead + self.worker.offer()
+            self.home.open(self._placement)
+        else:
+            assert self.worker is not None
+            self.worker.offer()
 
-    def _step_ahead(self) -> list[Effect]:
+    def _step_ahead(self) -> None:
         """Compute what is known of the parameters after the iteration, if steps are late."""
-        if not self._context.run.delay or self._role is Role.CLIENT:
-            return []
-        return self._context.compute.submit(StepAhead(self._context.iteration.number), self)
+        context = self._context
+        if context.run.delay and self._role is not Role.CLIENT:
+            self._out.put(*context.compute.submit(StepAhead(context.iteration.number), self))
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """The parameters after the iteration are known."""
         assert isinstance(job, StepAhead)
-        return self.copy.stage.stepped_ahead(job.iteration)
+        self._out.put(*self.copy.stage.stepped_ahead(job.iteration))
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         """The squares can't be computed: so much will be found when the step is proposed."""
-        return []
 
-    def _state_loaded(self, now_s: float) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def _state_loaded(self, now_s: float) -> None:  # noqa: ARG002
         """The state that this node lacked stands on its device."""
         # A client loads parameters in each iteration.
         event = "parameters.loaded" if self._role is Role.CLIENT else "state.loaded"
-        note = Note(event, (("iteration", self.copy.stage.iteration),))
-        effects = [note, *self._take_up()]
-        return effects + (self._step.state_loaded() if self._step is not None else [])
+        self._out.note(event, iteration=self.copy.stage.iteration)
+        self._take_up()
+        if self._step is not None:
+            self._step.state_loaded()
 
-    def mend(self, now_s: float) -> list[Effect]:  # noqa: ARG002
+    def mend(self, now_s: float) -> None:  # noqa: ARG002
         """Go on with the iteration in the context's view, which some members are no more in."""
         before = self._view
         self._view = self._context.view
-        effects = self._abandon_step()
+        self._abandon_step()
         if self.facts.aggregating:
-            effects += self._context.compute.retract()
-        effects += self.copy.mended()
+            self._out.put(*self._context.compute.retract())
+        self._out.put(*self.copy.mended())
         self._begin_step()
         if self._placement is None:
-            return effects
+            return
         if self.worker is not None:
             self.worker.reopen()  # This node's servers may give it something at once.
         for part in self.parts:
-            effects += part.mend(before)
-        return effects
+            part.mend(before)
 
-    def _end(self) -> list[Effect]:
+    def _end(self) -> None:
         """The run is over: let go of what is held for an iteration that this node may still be
         in.
         """
-        return self._abandon_step() + self.copy.end() + self._reset()
+        self._abandon_step()
+        self._out.put(*self.copy.end())
+        self._reset()
 
     # --- what happens between two openings --------------------------------------------------------
 
-    def step(self, now_s: float, event: StrategyEvent) -> list[Effect]:
+    def step(self, now_s: float, event: StrategyEvent) -> None:
         """Take in a message, what became of one, or a deadline that has passed."""
         match event:
             case Received():
-                return self._received(event)
+                self._received(event)
             case SendFailed():
-                return self._undelivered(event)
+                self._undelivered(event)
             case TensorSent():
                 if event.to in self._context.view:
                     self.facts.spent.sent(now_s, event.duration_s)
-                return []
             case DeadlinePassed():
-                return self._overdue(now_s)
+                self._overdue(now_s)
 
-    def _received(self, received: Received) -> list[Effect]:
+    def _received(self, received: Received) -> None:
         message = received.message
         tensor = received.tensor
         match message:
             case StageActivation() | StageGradient() if tensor is not None:
                 if self._placement is None:
-                    return released(received)
-                return self._arrived(received, self._context.tensors.add(tensor))
+                    self._out.put(*released(received))
+                else:
+                    self._arrived(received, self._context.tensors.add(tensor))
             case messages.BeginAggregation():
-                return self._begin_aggregation(received)
+                self._begin_aggregation(received)
             case Settled(num_microbatches=num, digest=digest):
                 self._settled[received.sender] = Weight(num, digest)
-                return self._contribute()
+                self._contribute()
             case OfAveraging() if not isinstance(message, Holding):
-                return self._of_step(received)
-        return self._of_work(received)
+                self._of_step(received)
+            case _:
+                self._of_work(received)
 
-    def _of_step(self, received: Received) -> list[Effect]:
-        return self._step.received(received) if self._step is not None else released(received)
+    def _of_step(self, received: Received) -> None:
+        if self._step is not None:
+            self._step.received(received)
+        else:
+            self._out.put(*released(received))
 
-    def _begin_aggregation(self, received: Received) -> list[Effect]:
-        effects = self._of_step(received)
+    def _begin_aggregation(self, received: Received) -> None:
+        self._of_step(received)
         if self.frontal is not None and self.backward is not None:
             self.frontal.begun()
-            effects += self.backward.begun()
-        return effects + self._contribute()
+            self.backward.begun()
+        self._contribute()
 
-    def _contribute(self) -> list[Effect]:
+    def _contribute(self) -> None:
         """Contribute to the average, as soon as nothing is left that this node is to fold in."""
         begun = self.facts.begun
         if begun is None:
-            return []
+            return
         assert self._step is not None
         if self.home is not None:
-            return self._step.contribute(self.home.folded) if self.home.all_done else []
+            if self.home.all_done:
+                self._step.contribute(self.home.folded)
+            return
         assert self.worker is not None
         batch = Weight(begun.num_committed, begun.digest)
-        if not self.worker.all_done or added(self._settled.values()) != batch:
-            return []
-        return self.worker.close() + self._step.contribute(self.worker.folded)
+        if self.worker.all_done and added(self._settled.values()) == batch:
+            self.worker.close()
+            self._step.contribute(self.worker.folded)
 
-    def _arrived(self, received: Received, tensor: TensorId) -> list[Effect]:
+    def _arrived(self, received: Received, tensor: TensorId) -> None:
         """Take in an activation or a gradient, with one reference to it."""
         message = received.message
         sender = received.sender
@@ -455,20 +475,22 @@ class Servers:
         forward = isinstance(message, StageActivation)
         if self.home is not None and leg is Leg.ONWARD:
             take = self.home.activation if forward else self.home.gradient
-            return take(microbatch, tensor)
-        if self.worker is not None and leg is Leg.TASK:
+            take(microbatch, tensor)
+        elif self.worker is not None and leg is Leg.TASK:
             if isinstance(message, StageGradient):
-                return self.worker.gradient(message, tensor)
-            return self.worker.activation(microbatch, tensor)
-        if self.frontal is None or self.backward is None:
-            return self._context.tensors.release(tensor)
-        if leg is Leg.ONWARD:
+                self.worker.gradient(message, tensor)
+            else:
+                self.worker.activation(microbatch, tensor)
+        elif self.frontal is None or self.backward is None:
+            self._out.put(*self._context.tensors.release(tensor))
+        elif leg is Leg.ONWARD:
             server = self.frontal.activation if forward else self.backward.gradient
-            return server(microbatch, tensor)
-        inspection = self.backward.inspection if forward else self.frontal.inspection
-        return inspection.came(sender, microbatch, tensor)
+            server(microbatch, tensor)
+        else:
+            inspection = self.backward.inspection if forward else self.frontal.inspection
+            inspection.came(sender, microbatch, tensor)
 
-    def _of_work(self, received: Received) -> list[Effect]:
+    def _of_work(self, received: Received) -> None:
         """Take in what servers, workers and data nodes say of microbatches."""
         message = received.message
         sender = received.sender
@@ -477,52 +499,56 @@ class Servers:
         worker = self.worker
         match message:
             case Unable() if self.home is not None:
-                return self.home.unable(message.microbatch, message.reason)
+                self.home.unable(message.microbatch, message.reason)
             case Fetch() if self.home is not None:
-                return self.home.fetched(message.microbatch)
+                self.home.fetched(message.microbatch)
             case Taken() if worker is not None:
-                passed = frontal.taken(message) if frontal is not None else []
-                return passed + worker.taken(message)
+                if frontal is not None:
+                    frontal.taken(message)
+                worker.taken(message)
             case Revoke() if worker is not None:
-                return worker.revoke(sender, message)
-        if frontal is None or backward is None:
-            return released(received)
-        return _heard_by_server(frontal, backward, received, self._context)
+                worker.revoke(sender, message)
+            case _ if frontal is not None and backward is not None:
+                _heard_by_server(frontal, backward, received, self._context)
+            case _:
+                self._out.put(*released(received))
 
-    def _undelivered(self, event: SendFailed) -> list[Effect]:
+    def _undelivered(self, event: SendFailed) -> None:
         """A message or tensor did not arrive."""
         message = event.message
         match message:
             case StageActivation(leg=Leg.TASK) if self.frontal is not None:
-                return self.frontal.undelivered(event.to, message.microbatch)
+                self.frontal.undelivered(event.to, message.microbatch)
             case StageGradient(leg=Leg.TASK) if self.backward is not None:
-                return self.backward.undelivered(event.to, message.microbatch)
-        return []
+                self.backward.undelivered(event.to, message.microbatch)
 
 
 def _heard_by_server(
     frontal: FrontalServer, backward: BackwardServer, received: Received, context: Context
-) -> list[Effect]:
+) -> None:
     """Take in what only servers hear."""
     message = received.message
     sender = received.sender
     match message:
         case Offer():
-            return frontal.offered(sender, message) + backward.offered(sender, message)
+            frontal.offered(sender, message)
+            backward.offered(sender, message)
         case Given(microbatch=microbatch, worker=given_to):
-            return backward.given(microbatch, given_to)
+            backward.given(microbatch, given_to)
         case Fetch(microbatch=microbatch):
             if context.view.by_id[sender].stage_index != context.member.stage_index:
-                return backward.fetched(microbatch)
-            return frontal.fetched(sender, microbatch)
+                backward.fetched(microbatch)
+            else:
+                frontal.fetched(sender, microbatch)
         case Folded(microbatch=microbatch):
-            return backward.folded(sender, microbatch)
+            backward.folded(sender, microbatch)
         case Missing(microbatch=microbatch):
-            return frontal.missing(microbatch)
+            frontal.missing(microbatch)
         case Unable(attempt=0):
-            return frontal.again(message.microbatch, sender)
+            frontal.again(message.microbatch, sender)
         case Unable():
-            return backward.unable(sender, message)
+            backward.unable(sender, message)
         case Holding():
-            return backward.stood(sender, message)
-    return released(received)
+            backward.stood(sender, message)
+        case _:
+            context.out.put(*released(received))

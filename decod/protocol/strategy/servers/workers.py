@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.effects import Note, listed, noted
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Inspect, Job
 from decod.protocol.core.messages import NOT_FINITE, Suspect
 from decod.protocol.core.messages.server_messages import Offer
 from decod.protocol.core.view import Role
 
-Take = Callable[[NodeId, MicrobatchId, TensorId], list[Effect]]
+Take = Callable[[NodeId, MicrobatchId, TensorId], None]
 """Takes a worker's result, with one reference to its tensor."""
 
 
@@ -33,7 +33,7 @@ class _Result:
     tensor: TensorId
 
 
-def unasked(worker: NodeId, microbatch: MicrobatchId) -> Effect:
+def unasked(worker: NodeId, microbatch: MicrobatchId) -> Note:
     """Return the note of a result that nobody asked for. Who was asked for it does it."""
     reason = "it was not given this microbatch"
     return noted("result.refused", peer=worker, microbatch=str(microbatch), reason=reason)
@@ -53,46 +53,47 @@ class Inspection:
 
     def __init__(self, context: Context, take: Take, *, is_gradient: bool) -> None:
         self._context = context
+        self._out = context.out
         self._take = take
         self._is_gradient = is_gradient
         self._open: dict[Inspect, list[_Result]] = {}
 
-    def reset(self) -> list[Effect]:
+    def reset(self) -> None:
         """Forget the iteration."""
         results = [result for each in self._open.values() for result in each]
         self._open.clear()
-        return self._context.tensors.release(*(result.tensor for result in results))
+        self._out.put(*self._context.tensors.release(*(result.tensor for result in results)))
 
-    def came(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> list[Effect]:
+    def came(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """A worker has returned something. Servers are trusted with more than that."""
         context = self._context
         member = self._context.view.by_id.get(worker)
         if member is None:
-            return context.tensors.release(tensor)
-        if member.role is not Role.CLIENT:
-            return self._take(worker, microbatch, tensor)
-        job = Inspect(microbatch, self._is_gradient)
-        self._open.setdefault(job, []).append(_Result(worker, tensor))
-        return context.compute.submit(job, self, [context.tensors.retain(tensor)])
+            self._out.put(*context.tensors.release(tensor))
+        elif member.role is not Role.CLIENT:
+            self._take(worker, microbatch, tensor)
+        else:
+            job = Inspect(microbatch, self._is_gradient)
+            self._open.setdefault(job, []).append(_Result(worker, tensor))
+            self._out.put(*context.compute.submit(job, self, [context.tensors.retain(tensor)]))
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """A result may be used."""
         assert isinstance(job, Inspect)
         result = self._pop(job)
-        return self._take(result.worker, job.microbatch, result.tensor)
+        self._take(result.worker, job.microbatch, result.tensor)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """A result can't be used: the leader removes the client, and others do its work."""
         assert isinstance(job, Inspect)
         result = self._pop(job)
         context = self._context
         fields = {"peer": result.worker, "microbatch": str(job.microbatch), "reason": reason}
-        suspect = Send(context.view.leader, Suspect(result.worker, NOT_FINITE))
-        return [
-            noted("result.refused", **fields),
-            suspect,
-            *context.tensors.release(result.tensor),
-        ]
+        self._out.note("result.refused", **fields)
+        self._out.send(context.view.leader, Suspect(result.worker, NOT_FINITE))
+        self._out.put(*context.tensors.release(result.tensor))
 
     def _pop(self, job: Inspect) -> _Result:
         """Return the result that a job has looked at: the oldest, since jobs run in order."""
