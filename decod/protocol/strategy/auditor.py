@@ -681,10 +681,6 @@ class StageJudge(Auditor):
         of = (event.stage_index, event.iteration, event.manifest, context.run.rounded)
         self._out.put(*context.compute.submit(StandIn(*of), self, [tensor]))
 
-    def fetch_failed(self, event: StateFetchFailed) -> None:
-        """Nobody gives them."""
-        self.give_up(event.reason)
-
     def give_up(self, reason: str) -> None:
         """Tell the leader that this node can't judge."""
         self._asked = False

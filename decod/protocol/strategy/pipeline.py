@@ -307,7 +307,9 @@ class Pipeline:
             self._out.put(*self._context.compute.reset())
         self.microbatches.reset()
         if decision.ended:
-            self._end()
+            if self.overlap is not None:
+                self._out.put(*self.overlap.stop())
+            self._out.put(*self.copy.end())
         return committed
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> None:
@@ -353,16 +355,6 @@ class Pipeline:
         self._early.clear()
         for sender, message in early:
             self._of_view(now_s, sender, message)
-
-    def _end(self) -> None:
-        """The run is over: let go of what is held for an iteration that this node may still be
-        in.
-        """
-        self._abandon_step()
-        if self.overlap is not None:
-            self._out.put(*self.overlap.stop())
-        self._out.put(*self.copy.end())
-        self.microbatches.reset()
 
     def _begin_step(self) -> None:
         """Begin the step of an iteration, or begin it again with other members."""

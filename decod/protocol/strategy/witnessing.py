@@ -233,7 +233,7 @@ class Audits:
         """Nobody gives it."""
         self._fetching.discard((event.stage_index, event.iteration))
         if self._judge is not None and self._judge.takes(event):
-            self._judge.fetch_failed(event)
+            self._judge.give_up(event.reason)
 
     def _begin(self, message: Audit) -> None:
         """Pass the word on, and do what it asks of this node, once."""

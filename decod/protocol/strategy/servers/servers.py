@@ -115,16 +115,12 @@ class Contribution:
         """Take in which microbatches count, once; pass the word on down the tree."""
         message = received.message
         context = self._context
-        tensor = received.tensor
-        if tensor is not None:
-            context.tensors.add(tensor)
-            self._out.put(*context.tensors.release(tensor.id))
-            return
-        if not isinstance(message, BeginAggregation) or self.begun is not None:
-            return
-        self.begun = message
-        place = tree_place(context.view, context.node_id, fanout=context.run.protocol.tree_fanout)
-        self._out.send_all(place.children, message)
+        self._out.put(*released(received))
+        if isinstance(message, BeginAggregation) and self.begun is None:
+            self.begun = message
+            fanout = context.run.protocol.tree_fanout
+            place = tree_place(context.view, context.node_id, fanout=fanout)
+            self._out.send_all(place.children, message)
 
     def contribute(self, folded: Sequence[MicrobatchId]) -> None:
         """Send this node's sum to the servers, once: it is whole.
@@ -281,14 +277,11 @@ class Servers:
             self._out.put(*compute.submit(CommitStep(opening.committed.number)))
         elif step is not None:
             self._out.put(*compute.reset())
-        self._reset()
-        if decision.ended:
-            self._end()
-        return stepped
-
-    def _reset(self) -> None:
         for part in self.parts:
             part.reset()
+        if decision.ended:
+            self._out.put(*self.copy.end())
+        return stepped
 
     @property
     def _folded(self) -> list[object]:
@@ -393,14 +386,6 @@ class Servers:
             self.worker.reopen()  # This node's servers may give it something at once.
         for part in self.parts:
             part.mend(before)
-
-    def _end(self) -> None:
-        """The run is over: let go of what is held for an iteration that this node may still be
-        in.
-        """
-        self._abandon_step()
-        self._out.put(*self.copy.end())
-        self._reset()
 
     # --- what happens between two openings --------------------------------------------------------
 
