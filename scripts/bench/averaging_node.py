@@ -133,7 +133,7 @@ class AveragingMachine:
         """Build the stage."""
         return self.context.compute.submit(Build(STAGE), self)
 
-    def begin(self) -> list[Effect]:
+    def begin(self) -> None:
         """Begin the next average."""
         context = self.context
         iteration = Iteration(context.iteration.number + 1, 1)
@@ -141,18 +141,21 @@ class AveragingMachine:
         key = AveragingId(context.iteration, context.view.version)
         averaging = Averaging(key, self._nodes, context.owners(self._nodes), overlapped=True)
         self._averager = Averager(context.node_id, averaging, port_of(context), cast("Any", self))
-        effects = self._averager.begin(self._own, None)
+        self._averager.begin(self._own, None)
         early, self._early = self._early, []
-        return effects + [effect for each in early for effect in self._received(each)]
+        for each in early:
+            self._received(each)
 
     def step(self, now_s: float, event: ev.Event | Begin) -> list[Effect]:
         """Take in an event."""
         tensors, compute = self.context.tensors, self.context.compute
         match event:
             case Begin():
-                return self.begin()
+                self.begin()
+                return self.context.out.taken()
             case ev.Received():
-                return self._received(event)
+                self._received(event)
+                return self.context.out.taken()
             case ev.JobFinished():
                 compute.finished(now_s, event)
                 return self.context.out.taken()
@@ -165,27 +168,28 @@ class AveragingMachine:
                 return []
         raise AssertionError(f"unexpected: {event}")
 
-    def _received(self, received: ev.Received) -> list[Effect]:
+    def _received(self, received: ev.Received) -> None:
         message = received.message
         assert isinstance(message, ReducePart | ReducedPart)
         if message.averaging.iteration > self.context.iteration or self._averager is None:
             self._early.append(received)
-            return []
+            return
         assert received.tensor is not None
         if isinstance(message, ReducePart):
-            return self._averager.part(received.sender, message, received.tensor)
-        return self._averager.average(received.sender, message, received.tensor)
+            self._averager.part(received.sender, message, received.tensor)
+        else:
+            self._averager.average(received.sender, message, received.tensor)
 
     # --- the averager's user, and the owner of jobs -------------------------------------------
 
-    def averaged(self) -> list[Effect]:
+    def averaged(self) -> None:
         """All parts are here: the device makes the average."""
         assert self._averager is not None
         parts = self._averager.take()
         job = Propose(self.context.iteration.number, 0, 0, num_ahead=len(parts))
-        return self.context.compute.submit(job, self, parts)
+        self.context.out.put(*self.context.compute.submit(job, self, parts))
 
-    def averaging_failed(self, reason: str) -> list[Effect]:
+    def averaging_failed(self, reason: str) -> None:
         """Nothing is to fail here."""
         raise AssertionError(reason)
 

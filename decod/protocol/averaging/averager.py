@@ -34,7 +34,7 @@ from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, SendTensor, noted
+from decod.protocol.core.effects import Effect, EffectSink, SendTensor, listed
 from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.jobs import AverageKind, Gather, Job, Reduce, Squared
@@ -98,10 +98,12 @@ class Averaging:
 
 @dataclass(frozen=True, slots=True)
 class TensorPort:
-    """What an averager needs of its host: the tensors that it holds, and its device."""
+    """What an averager needs of its host: its tensors, its device, and where it says what it wants
+    done."""
 
     tensors: TensorStore
     compute: ComputeQueue
+    out: EffectSink[Effect]
     num_phases: int = 1
     """Of an average."""
     compresses: bool = False
@@ -142,15 +144,15 @@ class _Phase:
 class AveragingUser(Protocol):
     """Who needs the average."""
 
-    def averaged(self) -> list[Effect]:
+    def averaged(self) -> None:
         """All parts are here: `Averager.take` gives them."""
         ...
 
-    def lacking(self, found: Weight) -> list[Effect]:
+    def lacking(self, found: Weight) -> None:
         """The sums of all members do not add up to the total."""
         ...
 
-    def averaging_failed(self, reason: str) -> list[Effect]:
+    def averaging_failed(self, reason: str) -> None:
         """The device has refused a sum or a part."""
         ...
 
@@ -177,7 +179,7 @@ class AveragingObserver(Protocol):
         """The mean of a part is here."""
         ...
 
-    def stand_out(self, nodes: tuple[NodeId, ...]) -> list[Effect]:
+    def stand_out(self, nodes: tuple[NodeId, ...]) -> None:
         """What these members have contributed stands out from the others' contributions."""
         ...
 
@@ -204,6 +206,7 @@ class Averager:
         self.state = AveragingState.WAITING
         self._node_id = node_id
         self._port = port
+        self._out = port.out
         self._user = user
         self._observer = observer
         self._averaging = averaging
@@ -278,7 +281,7 @@ class Averager:
         """Return who reduces some parts."""
         return tuple(self._owners[part] for part in parts)
 
-    def abandon(self) -> list[Effect]:
+    def abandon(self) -> None:
         """Release all tensors that are held for the average."""
         tensors = list[TensorId]()
         for phase in self._phases:
@@ -287,7 +290,7 @@ class Averager:
             for part in phase.own.values():
                 tensors += part.tensors.values()
                 part.tensors.clear()
-        return self._port.tensors.release(*tensors)
+        self._out.put(*self._port.tensors.release(*tensors))
 
     def close(self) -> None:
         """Nobody needs the average any longer."""
@@ -306,13 +309,12 @@ class Averager:
             phase.means.clear()
         return found
 
-    def listen(self) -> list[Effect]:
+    def listen(self) -> None:
         """Take no part, but wait for the average."""
         assert not self._contributes, "a member of the roster begins"
         self.state = AveragingState.AVERAGING
-        return []
 
-    def tell(self, listeners: Collection[NodeId]) -> list[Effect]:
+    def tell(self, listeners: Collection[NodeId]) -> None:
         """Let others, who are no members of the roster, have the average too.
 
         Whoever has taken the average must not have released it.
@@ -320,11 +322,13 @@ class Averager:
         new = [node for node in listeners if node not in self._listeners]
         self._listeners = tuple(listeners)
         if self._dropped:
-            return self._refuse(new)
-        own = (part for phase in self._phases for part in phase.own.values())
-        return [effect for part in own for effect in self._share(new, part)]
+            self._refuse(new)
+            return
+        for phase in self._phases:
+            for part in phase.own.values():
+                self._share(new, part)
 
-    def begin(self, own: Weight, total: Weight | None, *, withholds: bool = False) -> list[Effect]:
+    def begin(self, own: Weight, total: Weight | None, *, withholds: bool = False) -> None:
         """Take part: this node's own sum is whole.
 
         Args:
@@ -337,23 +341,23 @@ class Averager:
         self._total = total
         self._withholds = withholds
         self.state = AveragingState.AVERAGING
-        return self._collect()
+        self._collect()
 
-    def grace_over(self, num_phases: int) -> list[Effect]:
+    def grace_over(self, num_phases: int) -> None:
         """The grace window of some phases is over: a quorum is enough."""
-        if num_phases <= self._num_closing:
-            return []
-        self._num_closing = num_phases
-        return self._reduce_all()
+        if num_phases > self._num_closing:
+            self._num_closing = num_phases
+            self._reduce_all()
 
-    def _collect(self) -> list[Effect]:
+    def _collect(self) -> None:
         """Begin a phase: cut and send this node's contribution."""
         own = self._own
         first = self._phase == 0
         assert own is not None
         self._gathered = False
         if not own.num and not (self._port.compresses and first):
-            return self._send([])
+            self._send([])
+            return
         num_parts = self.num_parts if own.num else 0
         spec = self._averaging.spec
         job = Gather(self._id.iteration.number, num_parts, self._phase, spec, kind=self._kind)
@@ -362,39 +366,44 @@ class Averager:
         if first and self._port.contribution is not None:
             inputs.insert(0, self._port.contribution)
         inputs = [self._port.tensors.retain(each) for each in inputs]
-        return self._port.compute.submit(job, self, inputs)
+        self._out.put(*self._port.compute.submit(job, self, inputs))
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """This node's sum has been cut into parts, or one of its parts has been averaged."""
         if self.state is AveragingState.OVER:
-            return self._port.tensors.release(*(output.id for output in event.outputs))
+            self._out.put(*self._port.tensors.release(*(output.id for output in event.outputs)))
+            return
         match job, event.result:
             case Gather(), _:
-                return self._send([output.id for output in event.outputs])
+                self._send([output.id for output in event.outputs])
             case Reduce(part=part), Squared() as result:
-                return self._reduced(part, event.outputs[0].id, result)
-        raise AssertionError(f"{job} ended with {event.result}")
+                self._reduced(part, event.outputs[0].id, result)
+            case _:
+                raise AssertionError(f"{job} ended with {event.result}")
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device has refused the sum or the parts."""
-        if isinstance(job, Gather) and self._total is None:
-            # The others average without this node.
-            self._own = Weight(0, 0)
-            return [] if self.state is AveragingState.OVER else self._send([])
-        return self.fail(reason)
+        if not isinstance(job, Gather) or self._total is not None:
+            self.fail(reason)
+            return
+        # The others average without this node.
+        self._own = Weight(0, 0)
+        if self.state is not AveragingState.OVER:
+            self._send([])
 
-    def _send(self, outputs: Sequence[TensorId]) -> list[Effect]:
+    def _send(self, outputs: Sequence[TensorId]) -> None:
         """Send the parts of this node's contribution, or the word that there are none."""
-        effects = list[Effect]()
         phase = self._phases[self._phase]
         own = self._own
         assert own is not None
         if self._withholds and own.num:
             first = self._phase * self.num_parts
             self.missed.update(range(first, first + self.num_parts))
-            effects = self._port.tensors.release(*outputs)
+            self._out.put(*self._port.tensors.release(*outputs))
             outputs = ()
             own = Weight(0, 0)
         self._gathered = True
@@ -410,21 +419,19 @@ class Averager:
                 self._observer.contributed_to(part, owner, {self._node_id: own}, tensors)
             if outputs:
                 self.outgoing[outputs[part]] = owner
-                effects.append(SendTensor(owner, message, outputs[part]))
+                self._out.put(SendTensor(owner, message, outputs[part]))
             else:
-                effects.append(Send(owner, message))
-        return effects + self._reduce_all()
+                self._out.send(owner, message)
+        self._reduce_all()
 
-    def _reduced(self, part: int, output: TensorId, result: Squared) -> list[Effect]:
+    def _reduced(self, part: int, output: TensorId, result: Squared) -> None:
         """One of this node's parts is averaged: share it."""
         phase = self._phases[self._phase]
         own = phase.own[part]
         assert own.given is not None
         refused = {own.given[k] for k in result.refused}
-        notes: list[Effect] = [
-            noted("contribution.refused", peer=node, reason=result.reason)
-            for node in sorted(refused)
-        ]
+        for node in sorted(refused):
+            self._out.note("contribution.refused", peer=node, reason=result.reason)
         there = {node for node in own.weights if own.weights[node].num} & {*own.given} - refused
         missing = tuple(
             k
@@ -436,24 +443,25 @@ class Averager:
             self._id, part, result.square_sum, self._overlapped, num, self._phase, missing
         )
         own.mean = output, message
-        readers = self._averaging.readers or self._roster
-        others = [node for node in readers if node != self._node_id]
-        effects = self._share((*others, *self._listeners), own)
         odd = tuple(own.given[k] for k in result.standing_out)
         if odd and self._observer is not None:
-            notes += self._observer.stand_out(odd)
-        return notes + effects + self._keep(message, output)
+            self._observer.stand_out(odd)
+        readers = self._averaging.readers or self._roster
+        others = [node for node in readers if node != self._node_id]
+        self._share((*others, *self._listeners), own)
+        self._keep(message, output)
 
-    def _share(self, nodes: Sequence[NodeId], own: _OwnPart) -> list[Effect]:
+    def _share(self, nodes: Sequence[NodeId], own: _OwnPart) -> None:
         """Send one of this node's means to others, if it is there."""
         if own.mean is None:
-            return []
+            return
         output, message = own.mean
-        return [SendTensor(node, message, self._port.tensors.retain(output)) for node in nodes]
+        for node in nodes:
+            self._out.put(SendTensor(node, message, self._port.tensors.retain(output)))
 
     # --- messages -----------------------------------------------------------------------------
 
-    def part(self, sender: NodeId, message: ReducePart, tensor: Tensor | None) -> list[Effect]:
+    def part(self, sender: NodeId, message: ReducePart, tensor: Tensor | None) -> None:
         """A member's contribution to a part that this node reduces."""
         tensors = self._port.tensors
         if tensor is not None:
@@ -468,13 +476,16 @@ class Averager:
             or (tensor is None) != (message.num_microbatches == 0)
         )
         if own is None or unwanted:
-            return tensors.release(tensor.id) if tensor is not None else []
+            if tensor is not None:
+                self._out.put(*tensors.release(tensor.id))
+            return
         own.weights[sender] = Weight(message.num_microbatches, message.digest)
         if tensor is not None:
             own.tensors[sender] = tensor.id
-        return self._reduce(message.part) if message.phase == self._phase else []
+        if message.phase == self._phase:
+            self._reduce(message.part)
 
-    def average(self, sender: NodeId, message: ReducedPart, tensor: Tensor) -> list[Effect]:
+    def average(self, sender: NodeId, message: ReducedPart, tensor: Tensor) -> None:
         """The mean of another member's part."""
         tensors = self._port.tensors
         tensors.add(tensor)
@@ -482,36 +493,40 @@ class Averager:
         expected = expected and self._phase <= message.phase < len(self._phases)
         over = self.state in (AveragingState.AVERAGED, AveragingState.OVER)
         if over or not expected or message.part in self._phases[message.phase].means:
-            return tensors.release(tensor.id)
-        return self._keep(message, tensor.id)
+            self._out.put(*tensors.release(tensor.id))
+        else:
+            self._keep(message, tensor.id)
 
-    def _refuse(self, nodes: Sequence[NodeId]) -> list[Effect]:
+    def _refuse(self, nodes: Sequence[NodeId]) -> None:
         """Tell others that this node's parts of the average can't be had."""
         nothing = ReducedPart(self._id, self._owners.index(self._node_id), overlapped=True)
-        return [Send(node, nothing) for node in nodes]
+        self._out.send_all(nodes, nothing)
 
-    def refused(self, sender: NodeId, message: ReducedPart) -> list[Effect]:
+    def refused(self, sender: NodeId, message: ReducedPart) -> None:
         """Another member's part of an overlapped average can't be had."""
-        expected = message.part < self.num_parts and self._owners[message.part] == sender
-        return self.fail("a member could not average its part") if expected else []
+        if message.part < self.num_parts and self._owners[message.part] == sender:
+            self.fail("a member could not average its part")
 
     # --- steps --------------------------------------------------------------------------------
 
-    def _reduce_all(self) -> list[Effect]:
-        return [e for part in self._phases[self._phase].own for e in self._reduce(part)]
+    def _reduce_all(self) -> None:
+        for part in self._phases[self._phase].own:
+            self._reduce(part)
 
-    def _reduce(self, part: int) -> list[Effect]:
+    def _reduce(self, part: int) -> None:
         """Average one of this node's parts when all contributions are there, or enough."""
         own = self._phases[self._phase].own[part]
         averaging = self.state is AveragingState.AVERAGING and self._gathered
         if not averaging or own.given is not None or not self._enough(own):
-            return []
+            return
         found = added(own.weights.values())
         if self._total is not None and found != self._total:
             self.state = AveragingState.OVER
-            return self._user.lacking(found)
+            self._user.lacking(found)
+            return
         if not found.num:
-            return self.fail("nobody has anything to contribute")
+            self.fail("nobody has anything to contribute")
+            return
         own.given = tuple(node for node in self._roster if node in own.tensors)
         weights = tuple(own.weights[node].num for node in own.given)
         assert sum(weights) == found.num, "a part would be left out"
@@ -522,7 +537,7 @@ class Averager:
         spec = self._averaging.spec
         lenient = self._total is None
         job = Reduce(part, self.num_parts, weights, self._phase, spec, lenient, kind=self._kind)
-        return self._port.compute.submit(job, self, inputs)
+        self._out.put(*self._port.compute.submit(job, self, inputs))
 
     def _enough(self, own: _OwnPart) -> bool:
         """Whether a part waits for nobody any more."""
@@ -532,7 +547,7 @@ class Averager:
         closing = self._phase < self._num_closing and self._total is None
         return bool(quorum) and closing and len(own.weights) >= quorum
 
-    def _keep(self, message: ReducedPart, tensor: TensorId) -> list[Effect]:
+    def _keep(self, message: ReducedPart, tensor: TensorId) -> None:
         phase = self._phases[message.phase]
         assert message.part not in phase.means, f"{message} would be replaced, and never freed"
         phase.means[message.part] = tensor
@@ -542,45 +557,52 @@ class Averager:
             self._observer.reduced(message.part, tensor)
         if self._contributes and self._roster.index(self._node_id) in message.missing:
             self.missed.add(message.phase * self.num_parts + message.part)
-        return self._advance()
+        self._advance()
 
-    def _advance(self) -> list[Effect]:
+    def _advance(self) -> None:
         """Go on when all means of the phase are here."""
         whole = len(self._phases[self._phase].means) == self.num_parts
         ready = self._gathered or not self._contributes
         if self.state is not AveragingState.AVERAGING or not whole or not ready:
-            return []
+            return
         if self._phase + 1 == len(self._phases):
             self.state = AveragingState.AVERAGED
-            return self._user.averaged()
+            self._user.averaged()
+            return
         self._phase += 1
-        return self._collect() if self._contributes else self._advance()
+        if self._contributes:
+            self._collect()
+        else:
+            self._advance()
 
-    def forget(self) -> list[Effect]:
+    def forget(self) -> None:
         """This node's device is about to lose its contribution: a later phase can't be had."""
         own = self._own
         if own is None or not own.num or self._phase + 1 == len(self._phases):
-            return []
+            return
         if self._node_id in self._owners:
-            return self.fail("a member has lost its contribution")
+            self.fail("a member has lost its contribution")
+            return
         self._own = Weight(0, 0)
-        return []
 
-    def fail(self, reason: str) -> list[Effect]:
+    def fail(self, reason: str) -> None:
         """Nobody can have the average: this node's part of it, or another's, can't be had.
 
         Whoever reduces a part of an overlapped average says so to all.
         """
         if self.state in (AveragingState.AVERAGED, AveragingState.OVER):
-            return []
+            return
         self.state = AveragingState.OVER
         self._dropped = self._overlapped and self._node_id in self._owners
         others = [node for node in self._roster if node != self._node_id]
-        told = self._refuse((*others, *self._listeners)) if self._dropped else []
-        return told + self._user.averaging_failed(reason)
+        if self._dropped:
+            self._refuse((*others, *self._listeners))
+        self._user.averaging_failed(reason)
 
 
 def port_of(context: Context) -> TensorPort:
     """Return what averagers need of a node."""
     sync = context.run.sync
-    return TensorPort(context.tensors, context.compute, sync.num_phases, sync.compresses)
+    return TensorPort(
+        context.tensors, context.compute, context.out, sync.num_phases, sync.compresses
+    )

@@ -46,7 +46,6 @@ from decod.protocol.averaging.averager import (
 )
 from decod.protocol.core.context import Context
 from decod.protocol.core.dispatch import released
-from decod.protocol.core.effects import Effect, noted
 from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import ReducedPart, ReducePart
 
@@ -64,8 +63,9 @@ class Overlap:
         settled: Called when the average is here, or is dropped.
     """
 
-    def __init__(self, context: Context, settled: Callable[[], list[Effect]]) -> None:
+    def __init__(self, context: Context, settled: Callable[[], None]) -> None:
         self._context = context
+        self._out = context.out
         self._is_settled = settled
         self._averager: Averager | None = None
         self._id: AveragingId | None = None
@@ -119,23 +119,23 @@ class Overlap:
         self._own = own
         self._own_of = iteration
 
-    def returned(self) -> list[Effect]:
+    def returned(self) -> None:
         """This node's device is about to lose its contribution."""
         self._own = _NOTHING
-        return self._averager.forget() if self._averager is not None else []
+        if self._averager is not None:
+            self._averager.forget()
 
-    def opened(self) -> list[Effect]:
+    def opened(self) -> None:
         """An iteration or a view begins: average what there is, with those who are there."""
         key = self._key()
-        effects: list[Effect] = []
         if key != self._id:
-            effects += self.end()
+            self.end()
             self._id = key
-            effects += self._begin(key) if key is not None else []
+            if key is not None:
+                self._begin(key)
         if self._averager is not None:
-            effects += self._averager.tell(self._newcomers)
-            effects += self._averager.grace_over(self._num_closing)
-        return effects
+            self._averager.tell(self._newcomers)
+            self._averager.grace_over(self._num_closing)
 
     @property
     def _num_closing(self) -> int:
@@ -187,7 +187,7 @@ class Overlap:
         version = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1
         return AveragingId(context.opening.anchor, version)
 
-    def _begin(self, key: AveragingId) -> list[Effect]:
+    def _begin(self, key: AveragingId) -> None:
         context = self._context
         port = port_of(context)
         roster = self._contributors
@@ -209,18 +209,24 @@ class Overlap:
         # Those who are slow are never all, so somebody contributes.
         busy = context.run.sync.quorum < 1 and context.node_id in dict(context.opening.slow)
         withholds = busy and self._sends_still
-        effects = averager.listen() if listens else averager.begin(own, None, withholds=withholds)
+        if listens:
+            averager.listen()
+        else:
+            averager.begin(own, None, withholds=withholds)
         early = self._early
         self._early = deque()
-        return effects + [effect for each in early for effect in self.received(each)]
+        for each in early:
+            self.received(each)
 
-    def stop(self) -> list[Effect]:
+    def stop(self) -> None:
         """The run is over: let go of everything."""
         early = self._early
         self._early = deque()
-        return self.end() + [effect for each in early for effect in released(each)]
+        self.end()
+        for each in early:
+            self._out.put(*released(each))
 
-    def end(self) -> list[Effect]:
+    def end(self) -> None:
         """Let go of the average."""
         averager = self._averager
         self._averager = None
@@ -234,34 +240,37 @@ class Overlap:
         self._id = None
         self.missed = ()
         self.num_late = 0
-        effects = self._context.tensors.release(*parts)
+        self._out.put(*self._context.tensors.release(*parts))
         if averager is not None:
             averager.close()
-            effects += averager.abandon()
-        return effects
+            averager.abandon()
 
     # --- messages -----------------------------------------------------------------------------
 
-    def received(self, received: Received) -> list[Effect]:
+    def received(self, received: Received) -> None:
         """Take in a part of a sum or of the average."""
         message = received.message
         averager = self._averager
         assert isinstance(message, ReducePart | ReducedPart)
         if averager is None or message.averaging != self._id:
-            return self._keep(received, message.averaging)
+            self._keep(received, message.averaging)
+            return
         match message:
             case ReducePart():
-                return averager.part(received.sender, message, received.tensor)
+                averager.part(received.sender, message, received.tensor)
             case ReducedPart() if received.tensor is not None:
-                return averager.average(received.sender, message, received.tensor)
-        return averager.refused(received.sender, message)
+                averager.average(received.sender, message, received.tensor)
+            case ReducedPart():
+                averager.refused(received.sender, message)
 
-    def _keep(self, received: Received, averaging: AveragingId) -> list[Effect]:
+    def _keep(self, received: Received, averaging: AveragingId) -> None:
         """Keep a message of an average that this node has not begun yet."""
         if averaging.iteration < self._context.opening.anchor:
-            return released(received)
+            self._out.put(*released(received))
+            return
         self._early.append(received)
-        return [] if len(self._early) <= _EARLY_MAX else released(self._early.popleft())
+        if len(self._early) > _EARLY_MAX:
+            self._out.put(*released(self._early.popleft()))
 
     # --- how fast members send ----------------------------------------------------------------
 
@@ -304,7 +313,7 @@ class Overlap:
 
     # --- the average --------------------------------------------------------------------------
 
-    def averaged(self) -> list[Effect]:
+    def averaged(self) -> None:
         """The average is here."""
         averager = self._averager
         assert averager is not None
@@ -313,13 +322,14 @@ class Overlap:
         self.missed = tuple(sorted(averager.missed))
         self.num_late = averager.num_missed
         self.travel_s = self._context.now_s - self._begun_s
-        return self._is_settled()
+        self._is_settled()
 
-    def lacking(self, found: Weight) -> list[Effect]:
+    def lacking(self, found: Weight) -> None:
         """Members may have been lost, so nobody knows what the sums add up to."""
         raise AssertionError(f"an overlapped average has no total, but lacks something: {found}")
 
-    def averaging_failed(self, reason: str) -> list[Effect]:
+    def averaging_failed(self, reason: str) -> None:
         """Nobody can have the average."""
-        note = noted("average.dropped", stage=self._context.member.stage_index, reason=reason[:200])
-        return [note, *self._is_settled()]
+        stage = self._context.member.stage_index
+        self._out.note("average.dropped", stage=stage, reason=reason[:200])
+        self._is_settled()

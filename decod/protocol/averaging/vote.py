@@ -20,7 +20,6 @@ from decod.ids import AveragingId, NodeId
 from decod.planner.partition import SHARE_FULL
 from decod.protocol.averaging.averager import Weight
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.messages import GradientNorm, GradientSquares
 from decod.protocol.core.messages.averaging_messages import Differs, Ready, StageAverages
@@ -54,6 +53,7 @@ class Clipping:
         self.norm: float | None = None if context.run.clips else 0.0
         """None: not known yet. 0 where nothing is clipped."""
         self._context = context
+        self._out = context.out
         self._place = place
         self._is_first = roster[0] == context.node_id
         self._below = {child for child in place.children if child not in roster}
@@ -69,39 +69,39 @@ class Clipping:
         parent = self._place.parent
         return set(self._below) or ({parent} if parent is not None else set())
 
-    def add_parts(self, square_sums: Mapping[int, float]) -> list[Effect]:
+    def add_parts(self, square_sums: Mapping[int, float]) -> None:
         """This stage's average is there. The sums of the squares of its parts are known."""
         if self.norm is not None or not self._is_first:
-            return []
+            return
         self._sums[self._context.member.stage_index] = _sum(square_sums)
-        return self._pass_on()
+        self._pass_on()
 
-    def add_stages(self, sender: NodeId, message: GradientSquares) -> list[Effect]:
+    def add_stages(self, sender: NodeId, message: GradientSquares) -> None:
         """The sums of some stages have come up the tree."""
         if self.norm is not None or sender not in self._below:
-            return []
+            return
         self._below.remove(sender)
         self._sums.update(message.square_sums)
-        return self._pass_on()
+        self._pass_on()
 
-    def _pass_on(self) -> list[Effect]:
+    def _pass_on(self) -> None:
         """Say what all stages below sum to, this one too, once that is known."""
         if self._below or self._context.member.stage_index not in self._sums:
-            return []
+            return
         context = self._context
         parent = self._place.parent
         if parent is not None:
             sums = tuple(sorted(self._sums.items()))
-            return [Send(parent, GradientSquares(context.averaging, sums))]
-        norm = math.sqrt(_sum(self._sums))
-        return [Send(context.node_id, GradientNorm(context.averaging, norm))]
+            self._out.send(parent, GradientSquares(context.averaging, sums))
+        else:
+            norm = math.sqrt(_sum(self._sums))
+            self._out.send(context.node_id, GradientNorm(context.averaging, norm))
 
-    def found(self, message: GradientNorm) -> list[Effect]:
+    def found(self, message: GradientNorm) -> None:
         """The norm has come down the tree: pass it on, once."""
-        if self.norm is not None:
-            return []
-        self.norm = message.gradient_norm
-        return [Send(child, message) for child in self._place.children]
+        if self.norm is None:
+            self.norm = message.gradient_norm
+            self._out.send_all(self._place.children, message)
 
 
 def _sum(numbers: Mapping[int, float]) -> float:
@@ -135,6 +135,7 @@ class StepVote:
         place: TreePlace,
     ) -> None:
         self._context = context
+        self._out = context.out
         self._id = averaging_id
         self._roster = tuple(roster)
         self._index = tuple(roster).index(context.node_id)
@@ -170,7 +171,7 @@ class StepVote:
         averages: StageAverages | None = None,
         bytes_per_s: float | None = None,
         travelled: int | None = None,
-    ) -> list[Effect]:
+    ) -> None:
         """Vote for the step.
 
         Args:
@@ -189,45 +190,44 @@ class StepVote:
         self.own = Ready(
             self._id, hashes, averages=told, folded=shares, rates=rates, travelled=here
         )
-        return self._cast()
+        self._cast()
 
-    def oppose(self, reason: str) -> list[Effect]:
+    def oppose(self, reason: str) -> None:
         """Vote against the step: it can't be taken here. A later vote changes nothing."""
-        if self.own is not None:
-            return []
-        self.own = Ready(self._id, (), reason[:200] or "failed")
-        return self._cast()
+        if self.own is None:
+            self.own = Ready(self._id, (), reason[:200] or "failed")
+            self._cast()
 
-    def received(self, sender: NodeId, message: Ready) -> list[Effect]:
+    def received(self, sender: NodeId, message: Ready) -> None:
         """A child's subtree is ready, or has failed."""
         if sender in self._children:
             self._votes[sender] = message
-        return self._cast()
+        self._cast()
 
-    def _cast(self) -> list[Effect]:
+    def _cast(self) -> None:
         """Vote for the subtree when all of it has; against it as soon as one does."""
         if self.cast:
-            return []
+            return
         vote = self._combined()
         complete = self.own is not None and len(self._votes) == len(self._children)
         if not complete and not vote.failure:
-            return []
+            return
         self.cast = True
-        told = self._tell_odd() if self._index == 0 else []
-        return told + ([Send(self._parent, vote)] if self._parent is not None else [])
+        if self._index == 0:
+            self._tell_odd()
+        if self._parent is not None:
+            self._out.send(self._parent, vote)
 
-    def _tell_odd(self) -> list[Effect]:
+    def _tell_odd(self) -> None:
         """Tell the members that came to another result than most of the stage."""
         found = self._stage_votes()
         odd = odd_ones(self._roster, found)
         if not odd or len(found) < len(self._roster):
-            return []
+            return
         stage = self._context.member.stage_index
-        notes: list[Effect] = [
-            Note("member.differs", (("peer", node), ("stage", stage))) for node in odd
-        ]
-        message = Differs(self._context.opening.anchor.number, odd)
-        return notes + [Send(node, message) for node in odd]
+        for node in odd:
+            self._out.note("member.differs", peer=node, stage=stage)
+        self._out.send_all(odd, Differs(self._context.opening.anchor.number, odd))
 
     def _stage_votes(self) -> dict[NodeId, str]:
         """Return what each member of this node's stage in its subtree proposes."""

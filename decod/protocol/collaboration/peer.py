@@ -118,7 +118,9 @@ class PeerMachine:
         self.company = Company(node_id, address, self.past, config, self._out)
         self.own = OwnWork(node_id, config, self.tensors, self._out)
         self.loading = Loading(config, self.tensors, self._out)
-        port = TensorPort(self.tensors, self.compute, config.num_phases, config.compresses)
+        port = TensorPort(
+            self.tensors, self.compute, self._out, config.num_phases, config.compresses
+        )
         self.rounds = Rounds(node_id, self.past, self.own, self.loading, port, self._out)
         self._applied = height.round
         """The last round whose average the loop has applied."""

@@ -18,7 +18,8 @@ from decod.protocol.collaboration.groups import Groups
 from decod.protocol.collaboration.loading import LaterAverage, Loading, Past, after
 from decod.protocol.collaboration.loop import AnswerLoop, DeliverAverage, PeerSink
 from decod.protocol.collaboration.own_work import OwnWork
-from decod.protocol.core.effects import Effect, SendTensor
+from decod.protocol.core.dispatch import released
+from decod.protocol.core.effects import SendTensor, listed
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import AverageKind, Decode, Job, Proposed, Use
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
@@ -54,8 +55,6 @@ class RoundPart:
     has all means has the device decode the average, and tells the coordinator its hash. The average
     counts once the coordinator has heard the same hash from all who contribute.
 
-    It returns its effects: the averager and the device's queue, which call it, return theirs.
-
     Args:
         node_id: This peer.
         begun: The coordinator's message.
@@ -67,6 +66,7 @@ class RoundPart:
         self.begun = begun
         self._node_id = node_id
         self._port = port
+        self._out = port.out
         self._own = own
         self.state = RoundState.ROW
         self.failure = ""
@@ -133,17 +133,19 @@ class RoundPart:
         """Tensors that have come too early. The driver still owns them."""
         return sum(event.tensor is not None for event in self._early)
 
-    def begin(self) -> list[Effect]:
+    def begin(self) -> None:
         """Contribute, or wait for the average only."""
         if self._row is None:
-            return self._begin_column()
+            self._begin_column()
+            return
         row = self._groups.rows[self._row]
         averaging = Averaging(self._id(ROWS), row)
         self._averager = averager = Averager(self._node_id, averaging, self._port, self)
-        told = [] if self._has_columns else averager.tell(self._groups.listeners)
-        return told + averager.begin(self._own, self._weight_of(self._row))
+        if not self._has_columns:
+            averager.tell(self._groups.listeners)
+        averager.begin(self._own, self._weight_of(self._row))
 
-    def _begin_column(self) -> list[Effect]:
+    def _begin_column(self) -> None:
         """Average what the rows have come to, or wait for that."""
         groups = self._groups
         self.state = RoundState.COLUMN if self._has_columns else RoundState.ROW
@@ -162,19 +164,18 @@ class RoundPart:
             )
         self._averager = averager = Averager(self._node_id, averaging, port, self)
         if self._node_id not in averaging.roster:
-            effects = averager.listen()
+            averager.listen()
         else:
             assert self._row is not None
-            effects = averager.tell(groups.audience(groups.column_of(self._node_id)))
-            effects += averager.begin(self._weight_of(self._row), self.total)
+            averager.tell(groups.audience(groups.column_of(self._node_id)))
+            averager.begin(self._weight_of(self._row), self.total)
         while self._early:
-            effects += self.received(self._early.popleft())
-        return effects
+            self.received(self._early.popleft())
 
     def _id(self, level: int) -> AveragingId:
         return AveragingId(self.begun.averaging.iteration, level)
 
-    def received(self, event: Received) -> list[Effect]:
+    def received(self, event: Received) -> None:
         """Take a contribution, or a mean."""
         message = event.message
         averager = self._averager
@@ -182,46 +183,42 @@ class RoundPart:
         is_column = message.averaging.view_version == COLUMNS
         if is_column and self._has_columns and self.state is RoundState.ROW:
             self._early.append(event)
-            return []
+            return
         if averager is None or is_column != (self.state is RoundState.COLUMN):
-            return self._free(event)
+            self._free(event)
+            return
         match message:
             case ReducePart():
-                return averager.part(event.sender, message, event.tensor)
+                averager.part(event.sender, message, event.tensor)
             case ReducedPart() if event.tensor is not None:
-                return averager.average(event.sender, message, event.tensor)
-            case _:
-                return []
+                averager.average(event.sender, message, event.tensor)
 
-    def _free(self, event: Received) -> list[Effect]:
-        if event.tensor is None:
-            return []
-        return self._port.tensors.release(self._port.tensors.add(event.tensor))
+    def _free(self, event: Received) -> None:
+        self._out.put(*released(event))
 
-    def give_up(self) -> list[Effect]:
+    def give_up(self) -> None:
         """Nobody needs this attempt any more: release what it holds."""
-        effects: list[Effect] = []
         averager = self._averager
         tensors = self._port.tensors
         if averager is not None and averager.state is not AveragingState.AVERAGED:
-            effects += averager.abandon()
+            averager.abandon()
             averager.close()
         while self._early:
-            effects += self._free(self._early.popleft())
+            self._free(self._early.popleft())
         held = [each for each in (self.average, self._row_sum) if each is not None]
-        effects += tensors.release(*held)
+        self._out.put(*tensors.release(*held))
         self.average = self._row_sum = None
         self.state = RoundState.FAILED
-        return effects
 
-    def fail_for(self, node: NodeId) -> list[Effect]:
+    def fail_for(self, node: NodeId) -> None:
         """A peer does not take what it needs: the others have to average without it."""
         if node not in self.begun.roster:
-            return []
+            return
         self.unreachable = node
         self.failure = "a peer can't be reached"
         # Who has the average keeps it: it may count nevertheless.
-        return [] if self.state is RoundState.READY else self.averaging_failed(self.failure)
+        if self.state is not RoundState.READY:
+            self.averaging_failed(self.failure)
 
     def take(self) -> TensorId:
         """Return the average. Its reference is the caller's."""
@@ -232,7 +229,7 @@ class RoundPart:
 
     # --- the averager's user ------------------------------------------------------------------
 
-    def averaged(self) -> list[Effect]:
+    def averaged(self) -> None:
         """All means are here: decode them."""
         averager = self._averager
         row = self._row
@@ -243,42 +240,45 @@ class RoundPart:
         else:
             job = Decode(self.round, between=self.state is RoundState.COLUMN)
             self.state = RoundState.DECODING
-        return self._port.compute.submit(job, self, averager.take())
+        self._out.put(*self._port.compute.submit(job, self, averager.take()))
 
-    def lacking(self, found: Weight) -> list[Effect]:
+    def lacking(self, found: Weight) -> None:
         """The contributions that came are others than the coordinator has counted."""
-        return self.averaging_failed(f"{found.num} samples came, and others were promised")
+        self.averaging_failed(f"{found.num} samples came, and others were promised")
 
-    def averaging_failed(self, reason: str) -> list[Effect]:
+    def averaging_failed(self, reason: str) -> None:
         """The device has refused something."""
         self.failure = reason
-        return self.give_up()
+        self.give_up()
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """The average is decoded: of the row, or of all."""
         assert isinstance(event.result, Proposed), event
         (output,) = event.outputs
         if self.state is RoundState.ROW:
             self._row_sum = output.id
-            return self._begin_column()
+            self._begin_column()
+            return
         if self.state is not RoundState.DECODING:
-            return self._port.tensors.release(output.id)
+            self._out.put(*self._port.tensors.release(output.id))
+            return
         self.average = output.id
         self.average_hash = event.result.parameter_hash
         if self.committed_hash not in ("", self.average_hash):
-            return self.averaging_failed("the average differs from the one that counts")
+            self.averaging_failed("the average differs from the one that counts")
+            return
         self.state = RoundState.READY
-        if self._row_sum is None:
-            return []
-        row_sum = self._row_sum
-        self._row_sum = None
-        return self._port.tensors.release(row_sum)
+        if self._row_sum is not None:
+            self._out.put(*self._port.tensors.release(self._row_sum))
+            self._row_sum = None
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The means don't make an average."""
-        return self.averaging_failed(reason)
+        self.averaging_failed(reason)
 
 
 _EARLY_MAX = 4096
@@ -409,20 +409,20 @@ class Rounds:
         self._parts[message.averaging] = part
         self._out.note("round.begun", averaging=message.averaging)
         if weight.num == counted:
-            self._out.put(*part.begin())
+            part.begin()
         else:
             reason = f"{weight.num} samples are held, and {counted} count"
-            self._out.put(*part.averaging_failed(reason))
+            part.averaging_failed(reason)
         for event in [each for each in self._early if _round_of(each) == message.averaging]:
             self._early.remove(event)
-            self._out.put(*part.received(event))
+            part.received(event)
 
     def received(self, event: Received) -> None:
         """A contribution or a mean has come."""
         averaging = _round_of(event)
         part = self._parts.get(averaging)
         if part is not None:
-            self._out.put(*part.received(event))
+            part.received(event)
         elif self._is_over(averaging) or len(self._early) >= _EARLY_MAX:
             self._free(event)
         else:
@@ -444,7 +444,7 @@ class Rounds:
         if tensor is not None:
             self._out.put(*self._tensors.release(tensor))
         if part is not None and runs and not part.committed:
-            self._out.put(*part.fail_for(to))
+            part.fail_for(to)
             self._told.discard(attempt_of(message.averaging))
 
     def tell_again(self, averaging: AveragingId) -> None:
@@ -486,7 +486,7 @@ class Rounds:
                 part.is_orphaned = True
                 continue
             running = True
-            self._out.put(*part.give_up())
+            part.give_up()
             del self._parts[averaging]
             self._told.discard(averaging)
         if running:
@@ -533,7 +533,7 @@ class Rounds:
             return
         if part.average_hash and part.average_hash != message.average_hash:
             self._out.note("round.differs", averaging=message.averaging)
-            self._out.put(*part.give_up())
+            part.give_up()
         else:
             part.committed_hash = message.average_hash
 
@@ -590,7 +590,7 @@ class Rounds:
         """The loop has a state: averages that are in it are not needed any more."""
         for averaging, part in list(self._parts.items()):
             if part.committed and part.round <= round_number:
-                self._out.put(*part.give_up())
+                part.give_up()
                 self._forget(averaging)
 
     def enter(self, later: LaterAverage) -> None:

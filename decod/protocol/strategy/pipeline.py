@@ -308,7 +308,7 @@ class Pipeline:
         self.microbatches.reset()
         if decision.ended:
             if self.overlap is not None:
-                self._out.put(*self.overlap.stop())
+                self.overlap.stop()
             self._out.put(*self.copy.end())
         return committed
 
@@ -323,13 +323,13 @@ class Pipeline:
         if not self.copy.loaded:
             self._policy.returned()
             if self.overlap is not None:
-                self._out.put(*self.overlap.returned())
+                self.overlap.returned()
         idle = self.copy.loaded and not self.facts.paused and not self._worked
         self._idleness.opened(now_s, idle=idle)
         self._opened = frozenset(context.view.by_id)
         self._begin_step()
         if self.overlap is not None:
-            self._out.put(*self.overlap.opened())
+            self.overlap.opened()
         self._open(now_s, opening, renewed=renewed)
 
     def _open(self, now_s: float, opening: Opening, *, renewed: bool) -> None:
@@ -374,7 +374,6 @@ class Pipeline:
         if self._audits is not None:
             self._audits.abandon()
 
-    @listed
     def _average_settled(self) -> None:
         """The average of the last outer step is here, or dropped."""
         if self._step is not None:
@@ -389,7 +388,7 @@ class Pipeline:
         self._out.put(*self.copy.arrival.fetch_instead())
         self._begin_step()
         if self.overlap is not None:
-            self._out.put(*self.overlap.opened())
+            self.overlap.opened()
         self._mended = True
         self._early.clear()
         self.routing.renew(now_s)
@@ -473,8 +472,10 @@ class Pipeline:
         message = received.message
         sender = received.sender
         if isinstance(message, OfAveraging) and message.travels:
-            taken = self.overlap.received(received) if self.overlap else released(received)
-            self._out.put(*taken)
+            if self.overlap is not None:
+                self.overlap.received(received)
+            else:
+                self._out.put(*released(received))
             return
         match message:
             case messages.ForwardActivation() | messages.BackwardGradient():

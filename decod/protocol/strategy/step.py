@@ -359,16 +359,16 @@ class Step:
             case BeginAggregation():
                 self.begin(message)
             case ReducePart():
-                self._out.put(*self.averager.part(sender, message, tensor))
+                self.averager.part(sender, message, tensor)
             case ReducedPart() if tensor is not None:
-                self._out.put(*self.averager.average(sender, message, tensor))
+                self.averager.average(sender, message, tensor)
             case GradientSquares():
-                self._out.put(*self._clipping.add_stages(sender, message))
+                self._clipping.add_stages(sender, message)
             case GradientNorm():
-                self._out.put(*self._clipping.found(message))
+                self._clipping.found(message)
                 self._propose()
             case Ready():
-                self._out.put(*self.vote.received(sender, message))
+                self.vote.received(sender, message)
                 self._look_at_vote()
 
     def begin(self, message: BeginAggregation) -> None:
@@ -397,9 +397,9 @@ class Step:
         total = self._policy.total(begun)
         self._shares = self._shares or self._replay_source.wants(self._id.iteration)
         if self._shares:
-            self._out.put(*self.averager.begin(own, total))
+            self.averager.begin(own, total)
         elif total is not None and own != total:
-            self._out.put(*self.lacking(own))
+            self.lacking(own)
         elif self._clipping.norm is None:
             job = Square(self._id.iteration.number, own.num)
             self._out.put(*self._context.compute.submit(job, self))
@@ -413,10 +413,9 @@ class Step:
 
     # --- the average --------------------------------------------------------------------------
 
-    @listed
     def averaged(self) -> None:
         """All of the average is here."""
-        self._out.put(*self._clipping.add_parts(self.averager.square_sums))
+        self._clipping.add_parts(self.averager.square_sums)
         self._propose()
 
     def average_settled(self) -> None:
@@ -424,7 +423,6 @@ class Step:
         if self._averages:
             self._propose()
 
-    @listed
     def lacking(self, found: Weight) -> None:
         """The members' sums lack or repeat something: such a gradient enters no model (I2)."""
         assert self.begun is not None
@@ -432,7 +430,6 @@ class Step:
         num = self.begun.num_committed
         self._oppose(f"stage {stage} folded {found.num} microbatches, not the {num} committed")
 
-    @listed
     def averaging_failed(self, reason: str) -> None:
         """The device has refused a part."""
         self._oppose(reason)
@@ -483,7 +480,7 @@ class Step:
         """The step has been proposed; or a lone member knows how long its gradient is."""
         match job, event.result:
             case Square(), Squared(square_sum):
-                self._out.put(*self._clipping.add_parts({0: square_sum}))
+                self._clipping.add_parts({0: square_sum})
             case Propose() | StepLocally(), Proposed(parameter_hash, effective_rank, odd, metrics):
                 self._metrics = metrics
                 folded = self._folded if self._context.run.sync.steps_locally else None
@@ -494,9 +491,8 @@ class Step:
                 elif self._overlap is not None:
                     travelled = self._overlap.travelled
                 if odd:
-                    self._out.put(*self.witnessed.stand_out(self.averager.owners_of(odd)))
-                vote = self.vote.propose(parameter_hash, folded, averages, rate, travelled)
-                self._out.put(*vote)
+                    self.witnessed.stand_out(self.averager.owners_of(odd))
+                self.vote.propose(parameter_hash, folded, averages, rate, travelled)
             case _:
                 raise AssertionError(f"{job} ended with {event.result}")
 
@@ -520,7 +516,7 @@ class Step:
         self._oppose(reason)
 
     def _oppose(self, reason: str) -> None:
-        self._out.put(*self.vote.oppose(reason))
+        self.vote.oppose(reason)
         self._look_at_vote()
 
     def _look_at_vote(self) -> None:

@@ -108,7 +108,7 @@ class WitnessedAverage:
         self._out.put(*self._context.tensors.release(*given, *means))
         self._contributed.clear()
         self.means.clear()
-        self._out.put(*self.averager.abandon())
+        self.averager.abandon()
 
     # --- what the averager does -------------------------------------------------------------------
 
@@ -134,7 +134,6 @@ class WitnessedAverage:
         if self._keeps:
             self.means[part] = self._context.tensors.retain(mean)
 
-    @listed
     def stand_out(self, nodes: tuple[NodeId, ...]) -> None:
         """Some members' contributions or means stand out: the leader has their work audited."""
         self._out.send(self._context.view.leader, StandOut(self._averaging.id, nodes))

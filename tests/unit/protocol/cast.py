@@ -165,7 +165,8 @@ def told_end(
 
 
 class Heard:
-    """A machine under test. What it says is what its methods return, if they return nothing else.
+    """A machine under test, and its parts. What they say is what their methods return, if these
+    return nothing else.
 
     Args:
         machine: It.
@@ -176,7 +177,9 @@ class Heard:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.machine, name)
-        return self._heard(found) if callable(found) else found
+        if callable(found):
+            return self._heard(found)
+        return Heard(found) if hasattr(found, "_out") else found
 
     def __setattr__(self, name: str, value: object) -> None:
         setattr(self.machine, name, value)

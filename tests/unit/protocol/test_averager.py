@@ -26,6 +26,7 @@ from decod.protocol.core.effects import (
 )
 from decod.protocol.core.events import JobFailed, JobFinished, Tensor
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
+from tests.unit.protocol.cast import Heard
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 WEIGHTS = {A: 4, B: 3, C: 2}
@@ -49,8 +50,8 @@ class Member:
         self.tensors = TensorStore()
         self.out = EffectSink[Effect]()
         self.queue = ComputeQueue(self.tensors, self.out)
-        port = TensorPort(self.tensors, self.queue, self.num_phases)
-        self.machine = Averager(self.node_id, self.averaging, port, self)
+        port = TensorPort(self.tensors, self.queue, self.out, self.num_phases)
+        self.machine = Heard(Averager(self.node_id, self.averaging, port, self))
         self._next = 0
         self.outgoing = deque[tuple[NodeId, ReducePart | ReducedPart, bool]]()
 
@@ -106,17 +107,14 @@ class Member:
 
     # --- the user of the average --------------------------------------------------------------
 
-    def averaged(self) -> list[Effect]:
+    def averaged(self) -> None:
         self.outcome = "averaged"
-        return []
 
-    def lacking(self, found: Weight) -> list[Effect]:
+    def lacking(self, found: Weight) -> None:
         self.outcome = f"lacking {found.num}"
-        return []
 
-    def averaging_failed(self, reason: str) -> list[Effect]:
+    def averaging_failed(self, reason: str) -> None:
         self.outcome = f"failed: {reason}"
-        return []
 
 
 class Circle:

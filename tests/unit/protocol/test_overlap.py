@@ -26,7 +26,7 @@ def relay(*, since: int) -> Context:
 def test_an_average_that_is_not_here_is_not_begun_under_its_name(since: int) -> None:
     """Whoever says that it is at all members, in votes that it has passed on, is mistaken."""
     context = relay(since=since)
-    told, untold = Overlap(context, list), Overlap(context, list)
+    told, untold = Overlap(context, lambda: None), Overlap(context, lambda: None)
     untold.opened()
     reopen(context, travelled=((1, 5),))
     told.opened()
@@ -37,7 +37,7 @@ def test_an_average_that_is_not_here_is_not_begun_under_its_name(since: int) -> 
 
 
 def test_what_travels_beside_passes_is_told_from_what_an_iteration_waits_for() -> None:
-    overlap = Overlap(relay(since=0), list)
+    overlap = Overlap(relay(since=0), lambda: None)
     overlap._outgoing[TensorId(7)] = (Iteration(4, 1), R1A)
     assert overlap.sent(TensorSent(R1A, TensorId(7), 8, 1.0))
     assert not overlap.sent(TensorSent(R1A, TensorId(7), 8, 1.0)), "it has arrived already"

@@ -133,7 +133,7 @@ class Contribution:
             return
         total = Weight(begun.num_committed, begun.digest)
         self._own = weight_of(folded)
-        self._out.put(*self.averager.begin(self._own, total))
+        self.averager.begin(self._own, total)
 
     def contributions(self) -> None:
         """Note nothing: a client reduces no part."""
@@ -143,19 +143,16 @@ class Contribution:
 
     def abandon(self) -> None:
         """Release all that is held for the average."""
-        self._out.put(*self.averager.abandon())
+        self.averager.abandon()
 
     # --- the average ------------------------------------------------------------------------------
 
-    @listed
     def averaged(self) -> None:
         """A client reads no average."""
 
-    @listed
     def lacking(self, found: Weight) -> None:
         """A client adds nothing up."""
 
-    @listed
     def averaging_failed(self, reason: str) -> None:
         """The device has refused its own sum: others do this node's work again."""
         self._out.send(self._context.view.leader, Leave(reason[:200], at_once=True))
