@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from decod.protocol.core.effects import Effect, SendTensor
+from decod.protocol.core.effects import SendTensor
 from decod.protocol.core.messages.audit_messages import AuditCase
 from decod.protocol.strategy.witnessing import Audits
 from decod.run.model_config import StagesConfig
@@ -70,8 +70,9 @@ def test_a_relay_that_says_nothing_of_its_false_means_is_named(
     """Here no audited relay says what it got. It matters only where something is wrong."""
     tell = Audits._tell_of_shares
 
-    def silent(self: Audits, case: AuditCase) -> list[Effect]:
-        return [] if self._context.node_id == case.relay else tell(self, case)
+    def silent(self: Audits, case: AuditCase) -> None:
+        if self._context.node_id != case.relay:
+            tell(self, case)
 
     monkeypatch.setattr(Audits, "_tell_of_shares", silent)
     _, _, named = run(scenario_with(0, FaultKind.MEANS, share=0.5))
@@ -117,10 +118,11 @@ def test_a_relay_that_says_nothing_of_its_passes_leaves_and_is_not_banned(
 ) -> None:
     tell = Audits._tell_of_passes
 
-    def silent(self: Audits, case: AuditCase) -> list[Effect]:
+    def silent(self: Audits, case: AuditCase) -> None:
         own = self._context.node_id == case.relay
         quiet = own and self._context.member.name == "relay1" and self._context.now_s > BEGINS_S
-        return [] if quiet else tell(self, case)
+        if not quiet:
+            tell(self, case)
 
     monkeypatch.setattr(Audits, "_tell_of_passes", silent)
     result, lines, named = run(scenario_with(seed, None, share=0.5))
@@ -136,15 +138,20 @@ def test_a_relay_that_lies_about_what_it_gave_is_named_and_nobody_else(
 ) -> None:
     tell = Audits._tell_of_passes
 
-    def lie(self: Audits, case: AuditCase) -> list[Effect]:
-        told = tell(self, case)
+    def lie(self: Audits, case: AuditCase) -> None:
+        out = self._context.out
+        before = out.taken()
+        tell(self, case)
+        told = out.taken()
         tensors = [effect for effect in told if isinstance(effect, SendTensor)]
         liar = self._context.member.name == "relay1" and self._context.now_s > BEGINS_S
         if not liar or case.relay == self._context.node_id:
-            return told
+            out.put(*before, *told)
+            return
         rest = [effect for effect in told if effect not in tensors]
         turned = zip(tensors, tensors[1:] + tensors[:1], strict=True)
-        return rest + [replace(one, tensor=other.tensor) for one, other in turned]
+        lies = [replace(one, tensor=other.tensor) for one, other in turned]
+        out.put(*before, *rest, *lies)
 
     monkeypatch.setattr(Audits, "_tell_of_passes", lie)
     _, lines, named = run(scenario_with(seed, None, share=0.5), "relay1")
