@@ -127,7 +127,7 @@ class Delivery:
         if own in bans.banned:
             self._out.put(Stop(StopReason.BANNED, bans.banned[own]))
         else:
-            self._out.put(*self._leadership.exclude(now_s))
+            self._leadership.exclude(now_s)
 
     def measured(self, now_s: float, event: LinkMeasured) -> None:
         """A link was timed."""
@@ -153,7 +153,7 @@ class Delivery:
         if event is None:
             return
         if isinstance(event.message, FollowMessage):
-            self._out.put(*self._joining.missed(now_s, event, self._strategy.copy.replay_source))
+            self._joining.missed(now_s, event, self._strategy.copy.replay_source)
             self._out.put(*self._strategy.copy.arrival.progressed(now_s))
             return
         self.outbox.undelivered(now_s, event)
@@ -165,9 +165,7 @@ class Delivery:
             self.liveness.suspect(now_s, event.to, reason)
             return
         handled = self._leadership.unreachable(now_s, event.to, event.message, event.reason)
-        if handled is not None:
-            self._out.put(*handled)
-        elif doubted:
+        if doubted and not handled:
             self.liveness.undelivered(now_s, event.to, event.reason)
 
 

@@ -322,7 +322,7 @@ class NodeMachine:
             case Received():
                 if not doubts_at_first(event, self._seals, self._out):
                     self._delivery.heard(now_s, event)
-                    self._out.put(*self._joining.heard(now_s, event))
+                    self._joining.heard(now_s, event)
                     self._screen(now_s, event)
             case JobFinished():
                 self._job_finished(now_s, event)
@@ -339,42 +339,39 @@ class NodeMachine:
             case DeadlinePassed():
                 raise AssertionError("see `_overdue`")
             case VotePersisted():
-                self._out.put(*self.leadership.persisted(now_s, event))
+                self.leadership.persisted(now_s, event)
             case LeaderFound():
                 if self.in_view:
-                    self._out.put(*self.leadership.found(event))
+                    self.leadership.found(event)
                 else:
-                    self._out.put(*self._joining.redirected(now_s, event))
+                    self._joining.redirected(now_s, event)
             case StateRequested():
                 self._out.put(*self.strategy.copy.stage.requested(event))
             case StateFetched() if not self.in_view:
-                self._out.put(*self._joining.fetched(event))
+                self._joining.fetched(event)
             case StateFetched():
                 self._out.put(*self.strategy.copy.fetched(event))
             case StateFetchFailed() if not self.in_view:
-                self._out.put(*self._joining.fetch_failed(now_s, event))
+                self._joining.fetch_failed(now_s, event)
             case StateFetchFailed():
                 self._out.put(*self.strategy.copy.fetch_failed(now_s, event))
             case StateKept() | StateForgotten() | KeptRead():
-                self._out.put(*self._utilisation.told(event))
-                self._out.put(*self.leadership.counted(now_s, self._utilisation))
+                self._utilisation.told(event)
+                self.leadership.counted(now_s, self._utilisation)
             case CheckpointWritten() | CheckpointRead():
-                self._out.put(*self.leadership.checkpointed(now_s, event))
+                self.leadership.checkpointed(now_s, event)
             case DrainRequested(timeout_s):
-                handed_over = self.leadership.drain(now_s, event)
-                if handed_over is not None:
-                    self._out.put(*handed_over)
-                else:
-                    self._out.put(*self._availability.drain(now_s, timeout_s))
+                if not self.leadership.drain(now_s, event):
+                    self._availability.drain(now_s, timeout_s)
             case PauseRequested(paused, frees):
-                self._out.put(*self._availability.pause(now_s, paused=paused, frees_device=frees))
+                self._availability.pause(now_s, paused=paused, frees_device=frees)
             case BansMade(bans):
                 self._delivery.banned(now_s, bans, self.identity.node_id)
             case Woke(asleep_s):
                 if self.in_view:
                     self._liveness.woke(now_s, asleep_s)
             case AverageRequested():
-                self._out.put(*self.leadership.average_first())
+                self.leadership.average_first()
             case BlockCommits(blocked):
                 leader = self.leader
                 if leader:
@@ -390,10 +387,10 @@ class NodeMachine:
         if knock_s is not None and knock_s <= now_s:
             self._out.put(*self._joining.knock(now_s))
             outward += self._delivered(now_s)
-        self._out.put(*self.leadership.overdue(now_s))
+        self.leadership.overdue(now_s)
         outward += self._delivered(now_s)
         if self.in_view and not self._stopped:
-            self._out.put(*self._availability.overdue(now_s))
+            self._availability.overdue(now_s)
             outward += self._delivered(now_s)
         for part in (self._liveness, self._measuring):
             if self.in_view and not self._stopped:
@@ -410,9 +407,9 @@ class NodeMachine:
         """Say who takes in which kind of message."""
         register = self._dispatch.register
         said = self._said_by
-        register(said(self.leadership.received), *FOR_LEADERSHIP)
-        register(said(self._availability.received), messages.CapacityAnswer)
-        register(said(self._joining.received), messages.Assign, messages.Refuse)
+        register(self.leadership.received, *FOR_LEADERSHIP)
+        register(self._availability.received, messages.CapacityAnswer)
+        register(self._joining.received, messages.Assign, messages.Refuse)
         register(self._replayed, *get_args(FollowMessage))
         register(self._delivery.received, Passed, messages.Ping, messages.Bans)
         register(self._liveness.received, messages.Heartbeat)
@@ -430,9 +427,7 @@ class NodeMachine:
 
     def _screen(self, now_s: float, received: Received) -> None:
         """Take in a message, unless its term is another than this node's."""
-        fate, effects = self.leadership.screen(now_s, received)
-        self._out.put(*effects)
-        match fate:
+        match self.leadership.screen(now_s, received):
             case Fate.TAKE:
                 self._dispatch.deliver(now_s, received)
             case Fate.KEEP:
@@ -441,7 +436,7 @@ class NodeMachine:
                 self._out.put(*released(received))
 
     def _replayed(self, now_s: float, received: Received) -> None:
-        self._out.put(*self._joining.exchanged(now_s, received, self.strategy.copy.replay_source))
+        self._joining.exchanged(now_s, received, self.strategy.copy.replay_source)
         self._out.put(*self.strategy.copy.arrival.progressed(now_s))
 
     def _of_view(self, now_s: float, received: Received) -> None:
@@ -452,13 +447,13 @@ class NodeMachine:
         if isinstance(received.message, messages.BeginAggregation):
             self._announced(now_s, received.sender)
         self.strategy.step(now_s, received)
-        self._out.put(*self.leadership.voted(now_s))
+        self.leadership.voted(now_s)
 
     def _counted(self, now_s: float, received: Received) -> None:
         if isinstance(received.message, messages.UtilisationQuery):
             self._announced(now_s, received.sender)
-        self._out.put(*self._utilisation.received(received))
-        self._out.put(*self.leadership.counted(now_s, self._utilisation))
+        self._utilisation.received(received)
+        self.leadership.counted(now_s, self._utilisation)
 
     def _announced(self, now_s: float, sender: NodeId) -> None:
         """The leader's word has come down the tree."""
@@ -559,7 +554,7 @@ class NodeMachine:
             context.adopt(opening.view)
             self._liveness.adopt(now_s)
             self.forwarding.adopt()
-        self._out.put(*self.leadership.adopt(now_s, decision))
+        self.leadership.adopt(now_s, decision)
         self._measuring.opened(now_s, renewed=renewed)
         self._liveness.announced(now_s)
         self._joining.entered()
@@ -581,7 +576,7 @@ class NodeMachine:
             self._out.put(*strategy.copy.stage.committed(opening.anchor.number))
         strategy.copy.closed(now_s, opening, stepped=committed)
         self._out.put(note_opening(context))
-        self._out.put(*self._availability.opened(now_s, resigns=self.leadership.handover.wanted))
+        self._availability.opened(now_s, resigns=self.leadership.handover.wanted)
         if self._availability.draining:
             self.leadership.election.abstain(now_s)
         strategy.open(now_s, opening, renewed=renewed)
@@ -591,15 +586,15 @@ class NodeMachine:
 
     def _job_finished(self, now_s: float, event: JobFinished) -> None:
         self.context.compute.finished(now_s, event)
-        self._out.put(*self.leadership.voted(now_s))
+        self.leadership.voted(now_s)
 
     def _job_failed(self, now_s: float, event: JobFailed) -> None:
         if not self.context.compute.failed(now_s, event):
-            self._out.put(*self.leadership.crippled(event.reason))
+            self.leadership.crippled(event.reason)
             return
         if event.out_of_memory:
-            self._out.put(*self._availability.out_of_memory(now_s))
-        self._out.put(*self.leadership.voted(now_s))
+            self._availability.out_of_memory(now_s)
+        self.leadership.voted(now_s)
 
 
 def _num_sent(identity: Identity, run: RunConfig) -> int:

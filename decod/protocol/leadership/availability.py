@@ -21,7 +21,7 @@ import math
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
+from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import Received, earliest
 from decod.protocol.core.messages import Capacity, CapacityAnswer, Leave
 
@@ -39,6 +39,7 @@ class Availability:
 
     def __init__(self, context: Context, capacity: int) -> None:
         self._context = context
+        self._out = context.out
         self._full = self._wanted = capacity
         self._ran_out = False
         """The device has had no memory for a job before."""
@@ -71,32 +72,32 @@ class Availability:
 
     # --- pausing ------------------------------------------------------------------------------
 
-    def pause(self, now_s: float, *, paused: bool, frees_device: bool = False) -> list[Effect]:
+    def pause(self, now_s: float, *, paused: bool, frees_device: bool = False) -> None:
         """Take in what the operator wants; ends with one note, that it is agreed or refused."""
         if refusal := self._refusal(paused=paused):
-            return [_refused(refusal)]
-        self._frees = paused and frees_device
-        return self._want(now_s, 0 if paused else self._full)
+            self._out.note("capacity.refused", reason=refusal)
+        else:
+            self._frees = paused and frees_device
+            self._want(now_s, 0 if paused else self._full)
 
-    def out_of_memory(self, now_s: float) -> list[Effect]:
+    def out_of_memory(self, now_s: float) -> None:
         """The device had no memory for a job. If it is not the first one, take less at a time."""
         again = self._ran_out
         self._ran_out = True
         known = self._context.node_id in self._context.view
         if not again or self._full == 1 or self.draining or not known:
-            return []
+            return
         self._full -= 1
-        lowered = Note("capacity.lowered", (("capacity", self._full),))
-        if not self._wanted:
-            return [lowered]
-        return [lowered, *self._want(now_s, self._full)]
+        self._out.note("capacity.lowered", capacity=self._full)
+        if self._wanted:
+            self._want(now_s, self._full)
 
-    def _want(self, now_s: float, capacity: int) -> list[Effect]:
+    def _want(self, now_s: float, capacity: int) -> None:
         self._wanted = capacity
         self._request_id += 1
         self._answered = False
         self._repeat_s = now_s + _REPEAT_S
-        return self._say()
+        self._say()
 
     def _refusal(self, *, paused: bool) -> str:
         """Return why the leader need not be asked, or nothing."""
@@ -111,25 +112,27 @@ class Availability:
             return f"stage {stage} would stop: nobody else takes its microbatches"
         return ""
 
-    def received(self, now_s: float, received: Received) -> list[Effect]:  # noqa: ARG002
+    def received(self, now_s: float, received: Received) -> None:  # noqa: ARG002
         """Take in the leader's answer."""
         assert isinstance(received.message, CapacityAnswer)
-        return self.answered(received.sender, received.message)
+        self.answered(received.sender, received.message)
 
-    def answered(self, sender: NodeId, message: CapacityAnswer) -> list[Effect]:
+    def answered(self, sender: NodeId, message: CapacityAnswer) -> None:
         """The leader agrees or refuses; it may refuse what it has agreed to."""
         if sender != self._context.view.leader or message.request_id != self._request_id:
-            return []
+            return
         first = not self._answered
         self._answered = True
         if message.refusal:
             differs = self._wanted != self.capacity
             self._wanted = self.capacity
             self._frees = False
-            return [_refused(message.refusal)] if first or differs else []
-        return [Note("capacity.agreed", (("capacity", self._wanted),))] if first else []
+            if first or differs:
+                self._out.note("capacity.refused", reason=message.refusal)
+        elif first:
+            self._out.note("capacity.agreed", capacity=self._wanted)
 
-    def opened(self, now_s: float, *, resigns: bool = False) -> list[Effect]:
+    def opened(self, now_s: float, *, resigns: bool = False) -> None:
         """An iteration has begun, maybe with another view.
 
         Args:
@@ -139,13 +142,15 @@ class Availability:
         paused = self.capacity == 0
         if self._unshown and self._repeat_s is None:
             self._repeat_s = now_s + _REPEAT_S
-        effects: list[Effect] = []
         leaves = resigns or (self.draining and not self._frees)
         if paused != self._shown_paused and not leaves:
-            resumed = Note("node.resumed", (("capacity", self.capacity),))
-            effects.append(Note("node.paused") if paused else resumed)
+            if paused:
+                self._out.note("node.paused")
+            else:
+                self._out.note("node.resumed", capacity=self.capacity)
         self._shown_paused = paused
-        return effects + (self._leave(now_s) if self._frees and paused else [])
+        if self._frees and paused:
+            self._leave(now_s)
 
     @property
     def _unshown(self) -> bool:
@@ -153,35 +158,33 @@ class Availability:
 
     # --- leaving ------------------------------------------------------------------------------
 
-    def drain(self, now_s: float, timeout_s: float) -> list[Effect]:
+    def drain(self, now_s: float, timeout_s: float) -> None:
         """Leave within so many seconds; a second request can only shorten that."""
         self._frees = False
         if self._context.node_id not in self._context.view:
-            leave = Send(self._context.view.leader, Leave(self._reason))
-            return [leave, Stop(StopReason.DRAINED, "it had not begun to train")]
+            self._out.send(self._context.view.leader, Leave(self._reason))
+            self._out.put(Stop(StopReason.DRAINED, "it had not begun to train"))
+            return
         if timeout_s < math.inf:
             self._leave_by_s = earliest(self._leave_by_s, now_s + timeout_s)
-        return self._leave(now_s)
+        self._leave(now_s)
 
     @property
     def _reason(self) -> str:
         return "paused, and its device is freed" if self._frees else "drained by its operator"
 
-    def _leave(self, now_s: float) -> list[Effect]:
+    def _leave(self, now_s: float) -> None:
         if self.draining:
-            return []
+            return
         self.draining = True
         self._repeat_s = now_s + _REPEAT_S
-        effects = self._say()
+        self._say()
         if self._context.run.sync.steps_locally:
-            effects.append(Note("contribution.awaited"))
+            self._out.note("contribution.awaited")
         if self._serves_alone:
-            effects.append(
-                Note("successor.awaited", (("stage", self._context.member.stage_index),))
-            )
-        return effects
+            self._out.note("successor.awaited", stage=self._context.member.stage_index)
 
-    def dismissed(self) -> Effect:
+    def dismissed(self) -> Stop:
         """This node is in the view no more. Whether anybody trains without it, it can't know."""
         if self.draining:
             return self.ended(Stop(StopReason.REMOVED, "finished what it held, and left"))
@@ -196,28 +199,22 @@ class Availability:
 
     # --- time ---------------------------------------------------------------------------------
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Leave if time is up; else say again what no view shows."""
         if self._leave_by_s is not None and self._leave_by_s <= now_s:
             detail = "time was up before an iteration ended without it: it left at once"
             if self._context.run.sync.steps_locally:
                 detail += ", and what it had learnt since the last average is lost"
             leave = Leave("did not finish in time", at_once=True)
-            return [Send(self._context.view.leader, leave), Stop(StopReason.DRAINED, detail)]
-        if self._repeat_s is None or self._repeat_s > now_s:
-            return []
-        said = self._say()
-        self._repeat_s = now_s + _REPEAT_S if said else None
-        return said
+            self._out.send(self._context.view.leader, leave)
+            self._out.put(Stop(StopReason.DRAINED, detail))
+        elif self._repeat_s is not None and self._repeat_s <= now_s:
+            self._say()
+            self._repeat_s = now_s + _REPEAT_S if self.draining or self._unshown else None
 
-    def _say(self) -> list[Effect]:
+    def _say(self) -> None:
         leader = self._context.view.leader
         if self.draining:
-            return [Send(leader, Leave(self._reason))]
-        if self._unshown:
-            return [Send(leader, Capacity(self._request_id, self._wanted))]
-        return []
-
-
-def _refused(reason: str) -> Note:
-    return Note("capacity.refused", (("reason", reason),))
+            self._out.send(leader, Leave(self._reason))
+        elif self._unshown:
+            self._out.send(leader, Capacity(self._request_id, self._wanted))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context, Identity
-from decod.protocol.core.effects import Effect, FetchState, FreeTensor, Note, Send, Stop, StopReason
+from decod.protocol.core.effects import Effect, FetchState, FreeTensor, Send, Stop, StopReason
 from decod.protocol.core.events import (
     JobFinished,
     LeaderFound,
@@ -45,6 +45,7 @@ class Joining:
 
     def __init__(self, context: Context, identity: Identity, offer: Join) -> None:
         self._context = context
+        self._out = context.out
         self._identity = identity
         self._offer = offer
         self._initial_due = context.facts.initial_from_leader
@@ -74,7 +75,7 @@ class Joining:
         )
         self.deadline_s: float | None = None
 
-    def heard(self, now_s: float, received: Received) -> list[Effect]:
+    def heard(self, now_s: float, received: Received) -> None:
         """Somebody says something: as to a member, maybe, before this node knows it is one."""
         context = self._context
         sender = received.sender
@@ -84,12 +85,13 @@ class Joining:
                 self._known_s = now_s
         outside = context.node_id not in context.view
         if not (outside and self._ready and _to_member(received.message)):
-            return []
+            return
         asks = self._ask_s is not None and self._ask_s <= now_s
         if asks or self._ask_s is None:
             # Not at once: as a rule it is on its way.
             self._ask_s = now_s + context.run.protocol.heartbeat_interval_s
-        return [Send(sender, context.catch_up)] if asks else []
+        if asks:
+            self._out.send(sender, context.catch_up)
 
     def knock(self, now_s: float) -> list[Effect]:
         """Offer this node, or say that it is prepared."""
@@ -137,56 +139,58 @@ class Joining:
         new = self.replay.abreast and self.replay.level != self._told
         return self._say_ready() if new else []
 
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> None:
         """A state has come that this candidate asked for, or that it needs no more."""
         context = self._context
         if self.replay.takes(event):
-            return self.replay.fetched(event)
-        if not self._fetching or event.iteration != context.facts.start_iteration:
-            return [FreeTensor(event.tensor.id)]
-        context.tensors.add(event.tensor)
-        load = Load(event.iteration, event.manifest)
-        return context.compute.submit(load, self, [event.tensor.id])
+            self._out.put(*self.replay.fetched(event))
+        elif not self._fetching or event.iteration != context.facts.start_iteration:
+            self._out.put(FreeTensor(event.tensor.id))
+        else:
+            context.tensors.add(event.tensor)
+            load = Load(event.iteration, event.manifest)
+            self._out.put(*context.compute.submit(load, self, [event.tensor.id]))
 
-    def exchanged(
-        self, now_s: float, received: Received, replay_source: ReplaySource
-    ) -> list[Effect]:
+    def exchanged(self, now_s: float, received: Received, replay_source: ReplaySource) -> None:
         """A candidate follows this member, or the member that this node follows says something."""
         message = received.message
         sender = received.sender
         tensor = received.tensor
         view = self._context.view
-        effects = list[Effect]()
         match message:
             case Follow() if self._context.node_id in view:
-                return replay_source.follow(now_s, sender, message)
+                self._out.put(*replay_source.follow(now_s, sender, message))
+                return
             case Follow():
                 # Meant for the member that it was before it started again.
-                return [refused(self._context, sender, message, "it is no member")]
+                self._out.put(refused(self._context, sender, message, "it is no member"))
+                return
             case Followed():
-                effects = self.replay.answered(now_s, sender, message)
+                self._out.put(*self.replay.answered(now_s, sender, message))
             case Average():
-                effects = self.replay.average(now_s, sender, message, tensor)
-        return effects + self.progressed(now_s)
+                self._out.put(*self.replay.average(now_s, sender, message, tensor))
+        self._out.put(*self.progressed(now_s))
 
-    def missed(self, now_s: float, event: SendFailed, replay_source: ReplaySource) -> list[Effect]:
+    def missed(self, now_s: float, event: SendFailed, replay_source: ReplaySource) -> None:
         """Something of that could not be delivered."""
         if isinstance(event.message, Follow):
-            return self.replay.unreachable(now_s, event.to, event.reason)
-        return replay_source.undelivered(event)
+            self._out.put(*self.replay.unreachable(now_s, event.to, event.reason))
+        else:
+            self._out.put(*replay_source.undelivered(event))
 
     def _offered(self) -> Join:
         return replace(self._offer, kept=inventory(self._context))
 
-    def redirected(self, now_s: float, event: LeaderFound) -> list[Effect]:
+    def redirected(self, now_s: float, event: LeaderFound) -> None:
         """Another node leads the run by now: begin again there."""
         view = self._context.view
         if event.leader == view.leader:
-            return []
+            return
         self._context.view = replace(view, leader=event.leader)
         self._assigned = self._heard_s = self._refused_until_s = None
         self._fetching = False
-        return self.replay.end() + self.knock(now_s)
+        self._out.put(*self.replay.end())
+        self._out.put(*self.knock(now_s))
 
     def admitted(self, opening: Opening) -> bool:
         """Whether this node is let in, and not who had its id before a restart."""
@@ -209,52 +213,49 @@ class Joining:
     def entered(self) -> None:
         self.deadline_s = None
 
-    def received(self, now_s: float, received: Received) -> list[Effect]:
+    def received(self, now_s: float, received: Received) -> None:
         """Take in the leader's answer to an offer."""
         message = received.message
         view = self._context.view
-        if received.sender != view.leader:
-            return []
+        if received.sender != view.leader or self._context.node_id in view:
+            return
         if isinstance(message, Assign):
-            return self.assigned(message)
-        assert isinstance(message, Refuse)
-        return [] if self._context.node_id in view else self.refused(now_s, message)
+            self.assigned(message)
+        else:
+            assert isinstance(message, Refuse)
+            self.refused(now_s, message)
 
-    def refused(self, now_s: float, message: Refuse) -> list[Effect]:
+    def refused(self, now_s: float, message: Refuse) -> None:
         """The leader does not take this node. If it may do so later, it is asked until then."""
         detail = message.reason
         if message.over:
-            return [*self.replay.end(), Stop(StopReason.FINISHED, detail)]
-        if not message.again_s:
-            return [Stop(StopReason.REFUSED, detail)]
-        if self._refused_until_s is None:
+            self._out.put(*self.replay.end(), Stop(StopReason.FINISHED, detail))
+        elif not message.again_s:
+            self._out.put(Stop(StopReason.REFUSED, detail))
+        elif self._refused_until_s is None:
             patience_s = self._context.run.protocol.leader_timeout_s
             self._refused_until_s = now_s + message.again_s + patience_s
-            fields = (("reason", detail), ("again_s", round(message.again_s)))
-            return [Note("candidate.refused", fields)]
-        patient = now_s <= self._refused_until_s
-        return [] if patient else [Stop(StopReason.REFUSED, detail)]
+            self._out.note("candidate.refused", reason=detail, again_s=round(message.again_s))
+        elif now_s > self._refused_until_s:
+            self._out.put(Stop(StopReason.REFUSED, detail))
 
-    def assigned(self, message: Assign) -> list[Effect]:
+    def assigned(self, message: Assign) -> None:
         """The leader has chosen a stage: build it."""
-        if self._identity.node_id in self._context.view:
-            return []
         self._refused_until_s = None
         self._assigned_in = (message.view_term, message.view_version)
         if message == self._assigned:
             self._assigned = message  # It may name other donors.
-            if not (message.begun and self._initial_due):
-                return []
-            self._initial_due = self._fetching = False
-            return self._say_ready()
+            if message.begun and self._initial_due:
+                self._initial_due = self._fetching = False
+                self._out.put(*self._say_ready())
+            return
         self._assigned = message
         self._built = None
         self._initial_due = self._context.facts.initial_from_leader and not message.begun
         self._context.why = message.reason
-        fields = (("stage", message.stage_index), ("reason", message.reason))
-        note = Note("stage.assigned", fields)
-        abandoned = self.replay.built()
-        return [note, *abandoned, *self._context.compute.submit(Build(message.stage_index), self)]
+        self._out.note("stage.assigned", stage=message.stage_index, reason=message.reason)
+        self._out.put(*self.replay.built())
+        self._out.put(*self._context.compute.submit(Build(message.stage_index), self))
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
         """A stage has been built, or loaded with what the run starts from."""
@@ -281,12 +282,12 @@ class Joining:
             self._initial_due = self._fetching = False
         return self.knock(now_s)
 
-    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
+    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> None:
         """Nobody could give what this candidate asked for; another knock asks again."""
         if self.replay.takes(event):
-            return self.replay.fetch_failed(now_s, event)
-        self._fetching = False
-        return []
+            self._out.put(*self.replay.fetch_failed(now_s, event))
+        else:
+            self._fetching = False
 
     def _fetch_initial(self) -> list[Effect]:
         if self._fetching or self._assigned is None:

@@ -14,7 +14,7 @@ from typing import get_args
 from decod.ids import NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context, Promise, RunFacts
-from decod.protocol.core.effects import Effect, Note, Send, Stop, StopReason
+from decod.protocol.core.effects import Send, Stop, StopReason
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import (
     CheckpointRead,
@@ -82,6 +82,7 @@ class Handover:
 
     def __init__(self, context: Context, election: Election) -> None:
         self._context = context
+        self._out = context.out
         self._election = election
         self.wanted = False
         """This node led when its operator asked it to leave, and goes as soon as another leads."""
@@ -132,12 +133,12 @@ class Handover:
         if timeout_s < math.inf:
             self._leave_by_s = earliest(self._leave_by_s, now_s + timeout_s)
 
-    def resign(self, now_s: float, leader: Leader) -> tuple[bool, list[Effect]]:
+    def resign(self, now_s: float, leader: Leader) -> bool:
         """Give the leadership up, if the time has come. Returns whether it has."""
         late = self._leave_by_s is not None and self._leave_by_s <= now_s
         listens = self._listens_until_s is not None and now_s < self._listens_until_s
         if not self.wanted or (listens and not late):
-            return False, []
+            return False
         self._listens_until_s = None
         leader.seats.wait_for_average(leader.node_id)
         # Who has voted for a commit holds its stage's state; the others would ask this node for it.
@@ -148,29 +149,31 @@ class Handover:
             self.wanted = False
             self._leave_by_s = None
             leader.seats.stay(leader.node_id)
-            return False, [Note("handover.failed", (("reason", "no other data node can lead"),))]
+            self._out.note("handover.failed", reason="no other data node can lead")
+            return False
         idle = self._first and leader.state not in UNDER_WAY
         ended = self._ended and leader.seats.free(leader.node_id)
         if not ready or not (ended or late or idle):
-            return False, []
+            return False
         self._ended = False
         if late:
             self._leave_by_s = now_s + _GRACE * self._context.run.protocol.election_timeout_s
         self._election.resign(now_s)
-        note = Note("leader.resigned", (("term", self._context.view.term),))
-        return True, [note, *self._say(now_s)]
+        self._out.note("leader.resigned", term=self._context.view.term)
+        self._say(now_s)
+        return True
 
     @property
     def _first(self) -> bool:
         """Whether this node has not resigned before, or not in vain."""
         return self._asked_term == self._context.view.term
 
-    def _say(self, now_s: float) -> list[Effect]:
+    def _say(self, now_s: float) -> None:
         context = self._context
         self._resigned_term = context.view.term
         self._say_s = now_s + context.run.protocol.election_timeout_s / BEATS_PER_TIMEOUT
         others = [m.node_id for m in context.view.data_nodes if m.node_id != context.node_id]
-        return [Send(node, Leave("it hands over")) for node in others]
+        self._out.send_all(others, Leave("it hands over"))
 
     def ended(self, stop: Stop) -> Stop:
         """Return how this node's end is told: a leader that has handed over was not voted out."""
@@ -180,15 +183,14 @@ class Handover:
 
     # --- the others ---------------------------------------------------------------------------
 
-    def left(self, now_s: float, sender: NodeId, term: int) -> list[Effect]:
+    def left(self, now_s: float, sender: NodeId, term: int) -> None:
         """A node says that it leaves, and this one does not lead: does the leader resign?"""
         view = self._context.view
-        if sender != view.leader or term != view.term or self.resigned:
-            return []
-        self._resigned_term = term
-        return self._line_up(now_s)
+        if sender == view.leader and term == view.term and not self.resigned:
+            self._resigned_term = term
+            self._line_up(now_s)
 
-    def _line_up(self, now_s: float) -> list[Effect]:
+    def _line_up(self, now_s: float) -> None:
         """Stand in turn, so that the votes are not shared."""
         view = self._context.view
         me = self._context.node_id
@@ -196,35 +198,39 @@ class Handover:
         if me in others:
             rank = others.index(me)
             self._stand_s = now_s + rank * self._context.run.protocol.election_timeout_s / 4
-        return self._stand_when_due(now_s)
+        self._stand_when_due(now_s)
 
-    def opened(self, now_s: float) -> list[Effect]:
+    def opened(self, now_s: float) -> None:
         """An iteration has begun, which this node may have missed when it stood."""
         self._say_s = self._stand_s = None
         last = self._election.decisions.opened
         by_all = last is not None and last.committed and last.view_term == self._context.view.term
         self._ended |= by_all or self._first
         me_leads = self._context.view.leader == self._context.node_id
-        return self._line_up(now_s) if self.resigned and not me_leads else []
+        if self.resigned and not me_leads:
+            self._line_up(now_s)
 
     # --- time ---------------------------------------------------------------------------------
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """This node does not lead (any more): stand, say again that it has resigned, or go."""
         self._listens_until_s = None
         if self._leave_by_s is not None and self._leave_by_s <= now_s:
-            return [Stop(StopReason.DRAINED, "time was up before another data node led")]
-        said = self._say(now_s) if self._say_s is not None and self._say_s <= now_s else []
-        return said + self._stand_when_due(now_s)
+            self._out.put(Stop(StopReason.DRAINED, "time was up before another data node led"))
+            return
+        if self._say_s is not None and self._say_s <= now_s:
+            self._say(now_s)
+        self._stand_when_due(now_s)
 
-    def _stand_when_due(self, now_s: float) -> list[Effect]:
+    def _stand_when_due(self, now_s: float) -> None:
         election = self._election
         if self._stand_s is None or self._stand_s > now_s:
-            return []
+            return
         self._stand_s = now_s + self._context.run.protocol.election_timeout_s
         voted = election.voter.bound and election.voter.promise.candidate != self._context.node_id
         busy = voted or election.campaign.state is ElectionState.STANDING
-        return election.campaign.stand(now_s) if election.may_stand and not busy else []
+        if election.may_stand and not busy:
+            self._out.put(*election.campaign.stand(now_s))
 
 
 _ANY_TERM = (
@@ -286,6 +292,7 @@ class Leadership:
         rng: Random,
     ) -> None:
         self._context = context
+        self._out = context.out
         self._rng = rng
         self._facts = facts
         self._strategy = strategy
@@ -325,33 +332,33 @@ class Leadership:
         if self.leader is not None:
             self.leader.polling.start(now_s)
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         leader = self.leader
-        effects = list[Effect]()
         if leader is not None:
-            effects = leader.overdue(now_s)
+            self._out.put(*leader.overdue(now_s))
         if self._beat_s is not None and self._beat_s <= now_s:
-            effects += self._beat(now_s)
+            self._beat(now_s)
         if self._context.node_id in self._context.view:
-            effects += self.election.overdue(now_s)
-        effects += self._take_over(now_s)
+            self._out.put(*self.election.overdue(now_s))
+        self._take_over(now_s)
         if self.leader is None:
-            return effects + self.handover.overdue(now_s)
-        return effects + self._resign(now_s)
+            self.handover.overdue(now_s)
+        else:
+            self._resign(now_s)
 
-    def _beat(self, now_s: float) -> list[Effect]:
+    def _beat(self, now_s: float) -> None:
         """Show the deputies that this node lives."""
         context = self._context
         deputies = [m.node_id for m in context.view.data_nodes if m.node_id != context.node_id]
         if self.leader is None or not deputies:
             self._beat_s = None
-            return []
+            return
         self._beat_s = now_s + context.run.protocol.election_timeout_s / BEATS_PER_TIMEOUT
-        return [Send(node, context.heartbeat) for node in deputies[:DEPUTIES_MAX]]
+        self._out.send_all(deputies[:DEPUTIES_MAX], context.heartbeat)
 
     # --- terms --------------------------------------------------------------------------------
 
-    def screen(self, now_s: float, received: Received) -> tuple[Fate, list[Effect]]:
+    def screen(self, now_s: float, received: Received) -> Fate:
         """Say what becomes of a message, from its sender's term."""
         context = self._context
         term = received.term
@@ -360,29 +367,30 @@ class Leadership:
         message = received.message
         voter = self.election.voter
         if isinstance(message, _DECISIONS) and voter.withstands(message):
-            return Fate.DROP, []
+            return Fate.DROP
         if term in (0, ours):
             self.election.heard(now_s, sender)
-            return Fate.TAKE, []
+            return Fate.TAKE
         known = sender in context.view
         any_term = isinstance(message, _ANY_TERM)
         if any_term and (term < ours or not known):
-            return Fate.TAKE, []
+            return Fate.TAKE
         if term < ours:
-            return Fate.DROP, self._tell(now_s, sender)
+            if self._rarely(now_s, sender):
+                self._out.put(self.election.told(sender))
+            return Fate.DROP
         if not known:
             # That term may have admitted it, and have iterations and views of the same numbers as
             # here.
             member = context.node_id in context.view
-            return (Fate.KEEP if member else Fate.TAKE), []
-        effects: list[Effect] = []
+            return Fate.KEEP if member else Fate.TAKE
         if self.election.superseded(now_s, term):
-            effects += self._step_down()
+            self._step_down()
         if any_term:
-            return Fate.TAKE, effects
+            return Fate.TAKE
         if self._rarely(now_s, sender):
-            effects.append(Send(sender, context.catch_up))
-        return Fate.KEEP, effects
+            self._out.send(sender, context.catch_up)
+        return Fate.KEEP
 
     def _rarely(self, now_s: float, node: NodeId) -> bool:
         """Whether a node may be told or asked something about terms again."""
@@ -394,57 +402,50 @@ class Leadership:
         self._told_s[node] = now_s
         return True
 
-    def _tell(self, now_s: float, node: NodeId) -> list[Effect]:
-        return [self.election.told(node)] if self._rarely(now_s, node) else []
-
-    def _step_down(self) -> list[Effect]:
+    def _step_down(self) -> None:
         """This node's term is over: it decides nothing any more."""
         self.leader = None
         self._beat_s = None
-        return [Note("leader.stopped", (("term", self._context.view.term),))]
+        self._out.note("leader.stopped", term=self._context.view.term)
 
-    def drain(self, now_s: float, event: DrainRequested) -> list[Effect] | None:
-        """The operator wants this node to leave. None: it is no leader, and leaves as others do."""
+    def drain(self, now_s: float, event: DrainRequested) -> bool:
+        """The operator wants this node to leave. Returns whether it does so as a leader does."""
         leader = self.leader
         handover = self.handover
         if leader is not None and (event.ends_run or not handover.possible(leader)):
             reason = leader.failure or "the leader has ended the run"
-            return leader.finish(reason=reason, failed=bool(leader.failure))
-        if leader is None and not handover.wanted:
+            self._out.put(*leader.finish(reason=reason, failed=bool(leader.failure)))
+        elif leader is None and not handover.wanted:
             self.election.abstain(now_s)
-            return None
-        awaits = self._context.run.sync.steps_locally and not handover.wanted
-        handover.ask(now_s, event.timeout_s)
-        awaited: list[Effect] = [Note("contribution.awaited")] if awaits else []
-        return awaited + self._resign(now_s)
+            return False
+        else:
+            if self._context.run.sync.steps_locally and not handover.wanted:
+                self._out.note("contribution.awaited")
+            handover.ask(now_s, event.timeout_s)
+            self._resign(now_s)
+        return True
 
-    def average_first(self) -> list[Effect]:
+    def average_first(self) -> None:
         """The run is to end when an average holds what members have learnt by themselves."""
         if self.leader is not None:
             self.leader.seats.wait_to_end()
-        return []
 
-    def _resign(self, now_s: float) -> list[Effect]:
+    def _resign(self, now_s: float) -> None:
         """Let another data node lead, if this one is to leave and nothing is in hand."""
-        if self.leader is None:
-            return []
-        resigned, effects = self.handover.resign(now_s, self.leader)
-        if resigned:
+        if self.leader is not None and self.handover.resign(now_s, self.leader):
             self.leader = None
             self._beat_s = None
-        return effects
 
-    def _relieved(self, now_s: float, leader: Leader, node: NodeId) -> list[Effect]:
+    def _relieved(self, now_s: float, leader: Leader, node: NodeId) -> None:
         """A member's compute process stands still: others do its work, if they can."""
         view = leader.view
         if node == leader.node_id:
-            alone = len(view.data_nodes) == 1
-            return [] if alone else self.crippled(messages.STANDS_STILL)
-        if not replaceable(view, node) or not leader.quorum.allows({*view.by_id} - {node}):
-            return []
-        return leader.remove(now_s, {node: messages.STANDS_STILL})
+            if len(view.data_nodes) > 1:
+                self.crippled(messages.STANDS_STILL)
+        elif replaceable(view, node) and leader.quorum.allows({*view.by_id} - {node}):
+            self._out.put(*leader.remove(now_s, {node: messages.STANDS_STILL}))
 
-    def crippled(self, reason: str) -> list[Effect]:
+    def crippled(self, reason: str) -> None:
         """Without its compute process this node can't keep its word: it says so and stops.
 
         If it leads, and there is another data node, that is as if its host were lost; alone it ends
@@ -452,12 +453,14 @@ class Leadership:
         """
         if self.leader is None:
             leave = messages.Leave(f"device failed: {reason}"[:200], at_once=True)
-            return [Send(self._context.view.leader, leave), Stop(StopReason.CRIPPLED, reason)]
-        if len(self._context.view.data_nodes) == 1:
-            return self.leader.give_up(f"the leader's device failed: {reason}")
-        self.leader = None
-        self._beat_s = None
-        return [Stop(StopReason.CRIPPLED, reason)]
+            self._out.send(self._context.view.leader, leave)
+            self._out.put(Stop(StopReason.CRIPPLED, reason))
+        elif len(self._context.view.data_nodes) == 1:
+            self._out.put(*self.leader.give_up(f"the leader's device failed: {reason}"))
+        else:
+            self.leader = None
+            self._beat_s = None
+            self._out.put(Stop(StopReason.CRIPPLED, reason))
 
     def fence(self, effect: Send) -> bool:
         """Whether this node must not send a message: it has voted for another leader."""
@@ -466,121 +469,126 @@ class Leadership:
 
     # --- iterations -------------------------------------------------------------------------------
 
-    def adopt(self, now_s: float, decision: messages.Open) -> list[Effect]:
+    def adopt(self, now_s: float, decision: messages.Open) -> None:
         """The context has a new iteration, which this decision has opened."""
-        effects = self.election.adopt(now_s, decision)
+        self._out.put(*self.election.adopt(now_s, decision))
         self._told_s.clear()
         if decision.opening.view.leader != self._context.node_id:
             self.leader = None
         elif self._beat_s is None:
             self._beat_s = now_s
-        effects += self.handover.opened(now_s)
-        return effects + self._resign(now_s)
+        self.handover.opened(now_s)
+        self._resign(now_s)
 
-    def _take_over(self, now_s: float) -> list[Effect]:
+    def _take_over(self, now_s: float) -> None:
         """Lead, if this node has just been elected."""
         won = self.election.campaign.take()
         if won is None:
-            return []
+            return
         self.leader = leader = self._new_leader()
         won = replace(won, resigned=self.handover.resigned)
-        return leader.take_over(now_s, won, self._strategy.facts.begun) + self.exclude(now_s)
+        self._out.put(*leader.take_over(now_s, won, self._strategy.facts.begun))
+        self.exclude(now_s)
 
-    def exclude(self, now_s: float) -> list[Effect]:
+    def exclude(self, now_s: float) -> None:
         """Go on without members that are banned, and forget candidates that are. These are told,
         and so are the other candidates: nobody else tells them.
         """
         leader = self.leader
         bans = self._context.bans
         if leader is None:
-            return []
+            return
         view = leader.view
         candidates = leader.admission.candidates
         known = {n: why for n, why in bans.banned.items() if n in view or n in candidates}
         liars = leader.audits.take_convicted()
-        told = [Send(node, word_of(bans)) for node in dict.fromkeys((*known, *candidates, *liars))]
-        return [*told, *(leader.remove(now_s, known) if known else [])]
+        self._out.send_all(dict.fromkeys((*known, *candidates, *liars)), word_of(bans))
+        if known:
+            self._out.put(*leader.remove(now_s, known))
 
     # --- messages -----------------------------------------------------------------------------
 
-    def received(  # noqa: C901 - a line each.
-        self, now_s: float, received: Received
-    ) -> list[Effect]:
+    def received(self, now_s: float, received: Received) -> None:  # noqa: C901 - a line each.
         """Take in a message for the leader, or about who that is."""
         message = received.message
         sender = received.sender
         election = self.election
         match message:
             case Canvass():
-                return election.canvassed(now_s, sender, message)
+                self._out.put(*election.canvassed(now_s, sender, message))
             case CanvassAnswer():
-                return election.campaign.answered(now_s, sender, message)
+                self._out.put(*election.campaign.answered(now_s, sender, message))
             case Candidacy():
-                return election.stood(now_s, sender, message)
+                self._out.put(*election.stood(now_s, sender, message))
             case Vote():
-                effects = election.campaign.voted(now_s, sender, message)
-                return effects + self._take_over(now_s)
+                self._out.put(*election.campaign.voted(now_s, sender, message))
+                self._take_over(now_s)
             case Confirm():
-                return election.confirm(now_s, sender, message)
+                self._out.put(*election.confirm(now_s, sender, message))
             case LeaderIs() if sender in self._context.view:
                 stopped, effects = election.leader_is(now_s, message)
-                return (self._step_down() if stopped else []) + effects
+                if stopped:
+                    self._step_down()
+                self._out.put(*effects)
             case messages.Pong(nonce) if self.leader is None:
-                return election.check.answered(sender, nonce)
+                self._out.put(*election.check.answered(sender, nonce))
             case messages.Leave() if self.leader is None:
-                return self.handover.left(now_s, sender, received.term)
+                self.handover.left(now_s, sender, received.term)
             case messages.Suspect(node, messages.STANDS_STILL) if self.leader and node == sender:
-                return self._relieved(now_s, self.leader, node)
+                self._relieved(now_s, self.leader, node)
             case messages.Suspect(node, reason) if self.leader is not None and node == sender:
-                return self.leader.stuck(now_s, sender, reason)
+                self._out.put(*self.leader.stuck(now_s, sender, reason))
             case messages.CatchUp(iteration) if self.leader is None:
                 term = received.term or self._context.view.term
-                return election.catch_up(sender, iteration, view_term=term)
-        if self.leader is None:
-            return []
-        return self.leader.received(now_s, sender, message)
+                self._out.put(*election.catch_up(sender, iteration, view_term=term))
+            case _ if self.leader is not None:
+                self._out.put(*self.leader.received(now_s, sender, message))
 
-    def found(self, event: LeaderFound) -> list[Effect]:
+    def found(self, event: LeaderFound) -> None:
         """Somebody says that another leads. Believed only where this node can't lead anyway."""
         leader = self.leader
-        if leader is None or not leader.quorum.lacking or event.term <= self._context.view.term:
-            return []
-        name = event.leader[:8]
-        return [Stop(StopReason.SUPERSEDED, f"{name} leads the run in term {event.term}")]
+        if leader is not None and leader.quorum.lacking and event.term > self._context.view.term:
+            name = event.leader[:8]
+            self._out.put(Stop(StopReason.SUPERSEDED, f"{name} leads the run in term {event.term}"))
 
-    def checkpointed(self, now_s: float, event: CheckpointWritten | CheckpointRead) -> list[Effect]:
+    def checkpointed(self, now_s: float, event: CheckpointWritten | CheckpointRead) -> None:
         """This host has a checkpoint: a stage that is lost can be rebuilt from that too."""
         if self.leader is None:
-            return []
+            return
         if isinstance(event, CheckpointWritten):
             self.leader.recovery.checkpoint = event.iteration
-            return []
-        self.leader.recovery.read(event)
-        return self.leader.begin_era(now_s)
+        else:
+            self.leader.recovery.read(event)
+            self._out.put(*self.leader.begin_era(now_s))
 
-    def persisted(self, now_s: float, event: VotePersisted) -> list[Effect]:
+    def persisted(self, now_s: float, event: VotePersisted) -> None:
         """A vote is on disk."""
-        effects = self.election.persisted(now_s, Promise(event.term, event.candidate))
-        return effects + self._take_over(now_s)
+        self._out.put(*self.election.persisted(now_s, Promise(event.term, event.candidate)))
+        self._take_over(now_s)
 
-    def unreachable(
-        self, now_s: float, node: NodeId, message: Message, reason: str
-    ) -> list[Effect] | None:
-        """A message could not be delivered. None: whoever leads is to hear of it."""
+    def unreachable(self, now_s: float, node: NodeId, message: Message, reason: str) -> bool:
+        """A message could not be delivered. Returns whether that concerns this node alone: else
+        whoever leads is to hear of it.
+        """
         ping = isinstance(message, messages.Ping)
         if self.leader is not None:
-            return self.leader.unreachable(now_s, node, ping=ping, reason=reason)
+            self._out.put(*self.leader.unreachable(now_s, node, ping=ping, reason=reason))
+            return True
         if node == self._context.view.leader and self._context.node_id in self._context.view:
             self.election.doubt(now_s)
-            return self.election.check.unreachable(now_s, node) if ping else None
-        return None
+            if ping:
+                self._out.put(*self.election.check.unreachable(now_s, node))
+            return ping
+        return False
 
-    def counted(self, now_s: float, utilisation: Utilisation) -> list[Effect]:
+    def counted(self, now_s: float, utilisation: Utilisation) -> None:
         """The utilisation query has come back to this node, from all members or some."""
         loads = utilisation.complete() if self.leader is not None else None
-        return self.leader.loads_told(now_s, loads) if self.leader and loads is not None else []
+        if self.leader is not None and loads is not None:
+            self._out.put(*self.leader.loads_told(now_s, loads))
 
-    def voted(self, now_s: float) -> list[Effect]:
+    def voted(self, now_s: float) -> None:
         """Count the vote of all members, if this node leads and the vote is cast."""
         vote = self._strategy.facts.vote if self.leader is not None else None
-        return self.leader.voted(now_s, vote) if self.leader and vote is not None else []
+        if self.leader is not None and vote is not None:
+            self._out.put(*self.leader.voted(now_s, vote))

@@ -84,6 +84,7 @@ class Utilisation:
 
     def __init__(self, context: Context, keeping: Mirrors, load: LoadReader) -> None:
         self._context = context
+        self._out = context.out
         self._mirrors = keeping
         self._load = load
         self._query: UtilisationQuery | None = None
@@ -91,54 +92,53 @@ class Utilisation:
         self._loads: list[NodeLoad] = []
         self._parent: NodeId | None = None
 
-    def received(self, received: Received) -> list[Effect]:
+    def received(self, received: Received) -> None:
         """Take in a question or an answer."""
         if isinstance(received.message, UtilisationQuery):
-            return self.queried(received.message)
-        assert isinstance(received.message, UtilisationAnswer)
-        return self.answered(received.sender, received.message)
+            self.queried(received.message)
+        else:
+            assert isinstance(received.message, UtilisationAnswer)
+            self.answered(received.sender, received.message)
 
-    def queried(self, query: UtilisationQuery) -> list[Effect]:
+    def queried(self, query: UtilisationQuery) -> None:
         """Ask the children; a leaf answers at once. A newer query replaces an older one."""
         if self._query is not None and query.query_id <= self._query.query_id:
-            return []
+            return
         context = self._context
         place = tree_place(context.view, context.node_id, fanout=context.run.protocol.tree_fanout)
         self._query = query
         self._parent = place.parent
         self._missing = {context.node_id, *place.children}
         self._loads = []
-        asked: list[Effect] = [Send(child, query) for child in place.children]
+        self._out.send_all(place.children, query)
         if query.with_kept:
-            asked += self._mirrors.examine()
-        return asked + self._answer()
+            self._out.put(*self._mirrors.examine())
+        self._answer()
 
-    def told(self, event: StateKept | StateForgotten | KeptRead) -> list[Effect]:
+    def told(self, event: StateKept | StateForgotten | KeptRead) -> None:
         """Something has changed on this host's disk, or has been read."""
         self._mirrors.told(event)
-        return self._answer()
+        self._answer()
 
-    def _answer(self) -> list[Effect]:
+    def _answer(self) -> None:
         """Give this node's own answer, once what it rests on has been read."""
         query = self._query
         own = self._context.node_id
         if query is None or own not in self._missing:
-            return []
+            return
         if query.with_kept and not self._mirrors.examined:
-            return []
+            return
         self._missing.discard(own)
         self._loads.insert(0, self._load(with_kept=query.with_kept))
-        return self._pass_up()
+        self._pass_up()
 
-    def answered(self, sender: NodeId, answer: UtilisationAnswer) -> list[Effect]:
+    def answered(self, sender: NodeId, answer: UtilisationAnswer) -> None:
         """A child's subtree has answered."""
-        if self._query is None or answer.query_id != self._query.query_id:
-            return []
-        if sender not in self._missing:
-            return []
-        self._missing.discard(sender)
-        self._loads.extend(answer.loads)
-        return self._pass_up()
+        current = self._query is not None and answer.query_id == self._query.query_id
+        if current and sender in self._missing:
+            self._missing.discard(sender)
+            self._loads.extend(answer.loads)
+            self._pass_up()
 
     def complete(self) -> tuple[NodeLoad, ...] | None:
         """At the leader: everybody's answer, once, when all have come."""
@@ -148,9 +148,9 @@ class Utilisation:
         self._loads = []
         return loads
 
-    def _pass_up(self) -> list[Effect]:
+    def _pass_up(self) -> None:
         if self._missing or self._parent is None:
-            return []
+            return
         assert self._query is not None
         answer = UtilisationAnswer(self._query.query_id, self._query.iteration, tuple(self._loads))
-        return [Send(self._parent, answer)]
+        self._out.send(self._parent, answer)

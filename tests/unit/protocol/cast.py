@@ -4,6 +4,9 @@ Where stages have servers, `f1a` is a frontal server, `b1a` a backward server, `
 """
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from inspect import ismethod
 from typing import Any
 
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, TensorId
@@ -116,6 +119,22 @@ def configured(**changes: float) -> ProtocolConfig:
 def suspect(leader: Leader, now_s: float, node: NodeId, reason: str) -> list[Effect]:
     """Have a leader doubt a node."""
     return leader.suspicions.suspect(now_s, leader.view, node, reason)
+
+
+class Telling:
+    """A machine whose methods return what they say. Those that return something still do."""
+
+    def __init__(self, machine: Any) -> None:
+        self._machine = machine
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._machine, name)
+        return partial(self._told, found) if ismethod(found) else found
+
+    def _told(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        self._machine._out.taken()
+        result = method(*args, **named)
+        return self._machine._out.taken() if result is None else result
 
 
 def sent(effects: list[Effect]) -> list[tuple[NodeId, Message]]:

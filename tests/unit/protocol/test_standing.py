@@ -10,16 +10,26 @@ from decod.protocol.core.effects import Effect, Send, Stop
 from decod.protocol.core.messages.membership_messages import Capacity, CapacityAnswer, Leave
 from decod.protocol.core.view import View
 from decod.protocol.leadership.availability import Availability
-from tests.unit.protocol.cast import D0, R1A, STRANGER, context_of, member, notes_of, sent, view_of
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    STRANGER,
+    Telling,
+    context_of,
+    member,
+    notes_of,
+    sent,
+    view_of,
+)
 
 BOTH = view_of("d0", "r1a", "r1b")
 PAUSED = view_of("d0", member("r1a", capacity=0), "r1b", version=2)
 LEAVE = Leave("drained by its operator")
 
 
-def leadership_part_of(view: View = BOTH, node: NodeId = R1A) -> tuple[Availability, Context]:
+def leadership_part_of(view: View = BOTH, node: NodeId = R1A) -> tuple[Telling, Context]:
     context = context_of(node, view)
-    return Availability(context, 2), context
+    return Telling(Availability(context, 2)), context
 
 
 def said(effects: list[Effect]) -> list[object]:
