@@ -44,7 +44,6 @@ from random import Random
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context, Promise
-from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import earliest
 from decod.protocol.core.messages import Mend, Open, Ping
@@ -129,6 +128,7 @@ class LeaderCheck:
         self.by_s: float | None = None
         """Until when the leader may answer; None: it is not being asked."""
         self._context = context
+        self._out = context.out
         self._nonces = count(1)
         self._nonce = 0
         self._askers: dict[NodeId, Canvass] = {}
@@ -144,46 +144,49 @@ class LeaderCheck:
         """The leader lives."""
         self._silent_until_s = None
 
-    def ask(self, now_s: float, sender: NodeId, question: Canvass) -> list[Effect]:
+    def ask(self, now_s: float, sender: NodeId, question: Canvass) -> None:
         """Ask the leader; or answer at once what has just been found."""
         if self._silent_until_s is not None and now_s < self._silent_until_s:
-            return [answer_to(sender, question, silent=True)]
+            self._out.send(sender, answer_to(question, silent=True))
+            return
         if self.by_s is None:
             self._nonce = next(self._nonces)
             self.by_s = now_s + self._patience_s
         self._askers[sender] = question
-        return [Send(self._context.view.leader, Ping(self._nonce))]
+        self._out.send(self._context.view.leader, Ping(self._nonce))
 
-    def answered(self, sender: NodeId, nonce: int) -> list[Effect]:
+    def answered(self, sender: NodeId, nonce: int) -> None:
         """A pong has come."""
         ours = sender == self._context.view.leader and nonce == self._nonce
-        return self._conclude(silent=False) if ours else []
+        if ours:
+            self._conclude(silent=False)
 
-    def unreachable(self, now_s: float, node: NodeId) -> list[Effect]:
+    def unreachable(self, now_s: float, node: NodeId) -> None:
         """A ping could not be delivered."""
-        return self.silent(now_s) if node == self._context.view.leader else []
+        if node == self._context.view.leader:
+            self.silent(now_s)
 
-    def silent(self, now_s: float) -> list[Effect]:
+    def silent(self, now_s: float) -> None:
         """The leader does not answer."""
-        effects = self._conclude(silent=True)
+        self._conclude(silent=True)
         self._silent_until_s = now_s + self._patience_s
-        return effects
 
     @property
     def _patience_s(self) -> float:
         return self._context.run.protocol.election_timeout_s / 2
 
-    def _conclude(self, *, silent: bool) -> list[Effect]:
+    def _conclude(self, *, silent: bool) -> None:
         """Tell all who have asked, once."""
         askers = dict(self._askers)
         self.reset()
-        return [answer_to(node, question, silent=silent) for node, question in askers.items()]
+        for node, question in askers.items():
+            self._out.send(node, answer_to(question, silent=silent))
 
 
-def answer_to(asker: NodeId, question: Canvass, *, silent: bool) -> Effect:
+def answer_to(question: Canvass, *, silent: bool) -> CanvassAnswer:
     """Return what tells a data node whether the leader answers."""
     place = (question.view_term, question.iteration, question.view_version)
-    return Send(asker, CanvassAnswer(*place, silent))
+    return CanvassAnswer(*place, silent)
 
 
 ASKS_PER_TIMEOUT = 8
@@ -247,6 +250,7 @@ class Campaign:
     ) -> None:
         self.state = ElectionState.FOLLOWING
         self._context = context
+        self._out = context.out
         self._rng = rng
         self._voter = voter
         self._leader_watch = leader_watch
@@ -292,14 +296,14 @@ class Campaign:
         self._complete_by_s = self._succession = self._ballot = None
         self.unanswered = ()
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Conclude, ask again, or stop."""
         if self._complete_by_s is not None and self._complete_by_s <= now_s:
-            return self._conclude(now_s)
-        if self._by_s > now_s:
-            return self._ask(now_s)
-        self.stop(now_s)
-        return []
+            self._conclude(now_s)
+        elif self._by_s > now_s:
+            self._ask(now_s)
+        else:
+            self.stop(now_s)
 
     def stop(self, now_s: float) -> None:
         """Stop trying; after a random while another try may be made."""
@@ -311,20 +315,20 @@ class Campaign:
         self._ballot = None
         self.from_s = now_s + self._timeout_s * self._rng.uniform(0.125, 0.625)
 
-    def _ask(self, now_s: float) -> list[Effect]:
+    def _ask(self, now_s: float) -> None:
         """Ask what this node wants to know now of all who have not said it."""
         self._ask_s = now_s + self._timeout_s / ASKS_PER_TIMEOUT
         question: Canvass | Candidacy | Confirm = Canvass(*self._voter.place)
         answered: Collection[NodeId] = self._silent
         if self.state is ElectionState.STANDING:
             if self._ballot is None:
-                return []
+                return
             kind = Confirm if self._ballot.proposed else Candidacy
             question = kind(self._voter.promise.term, *self._voter.place)
             answered = self._ballot.answered
         others = (n for n in ids_of(self._context.view) if n != self._context.node_id)
         self.unanswered = tuple(node for node in others if node not in answered)
-        return [Send(node, question) for node in self.unanswered]
+        self._out.send_all(self.unanswered, question)
 
     # --- canvassing ---------------------------------------------------------------------------
 
@@ -336,30 +340,31 @@ class Campaign:
     def _chosen_by(self, nodes: set[NodeId]) -> bool:
         return is_quorum(nodes, self._electors) and is_quorum(nodes, ids_of(self._context.view))
 
-    def canvass(self, now_s: float) -> list[Effect]:
+    def canvass(self, now_s: float) -> None:
         """Ask all members whether the leader answers them."""
         self.state = ElectionState.CANVASSING
         # Half of it is the leader's to answer the others; the rest is for the way.
         self._by_s = now_s + 0.75 * self._timeout_s
         self._silent = {self._context.node_id}
-        fields = (("peer", self._context.view.leader), ("term", self._context.view.term))
-        doubted = Note("leader.doubted", fields)
-        return [doubted, *self._ask(now_s), *self._count_silent(now_s)]
+        view = self._context.view
+        self._out.note("leader.doubted", peer=view.leader, term=view.term)
+        self._ask(now_s)
+        self._count_silent(now_s)
 
-    def answered(self, now_s: float, sender: NodeId, message: CanvassAnswer) -> list[Effect]:
+    def answered(self, now_s: float, sender: NodeId, message: CanvassAnswer) -> None:
         """A member has looked for the leader."""
         current = place_in(message) == self._voter.place
-        if self.state is not ElectionState.CANVASSING or not current or not message.silent:
-            return []
-        self._silent.add(sender)
-        return self._count_silent(now_s)
+        if self.state is ElectionState.CANVASSING and current and message.silent:
+            self._silent.add(sender)
+            self._count_silent(now_s)
 
-    def _count_silent(self, now_s: float) -> list[Effect]:
-        return self.stand(now_s) if self._chosen_by(self._silent) else []
+    def _count_silent(self, now_s: float) -> None:
+        if self._chosen_by(self._silent):
+            self.stand(now_s)
 
     # --- standing -----------------------------------------------------------------------------
 
-    def stand(self, now_s: float) -> list[Effect]:
+    def stand(self, now_s: float) -> None:
         """Take a new term, and vote for this node in it."""
         leads = self._context.view.leader == self._context.node_id
         assert self._leader_watch.vacant or not leads, "who leads does not stand"
@@ -370,59 +375,63 @@ class Campaign:
         self._ballot = None
         self._ask_s = self._by_s
         self.seen_term = max(self._voter.term, self.seen_term) + 1
-        return self._voter.bind(now_s, Promise(self.seen_term, self._context.node_id))
+        self._voter.bind(now_s, Promise(self.seen_term, self._context.node_id))
 
-    def vote_kept(self, now_s: float) -> list[Effect]:
+    def vote_kept(self, now_s: float) -> None:
         """This node's vote for itself is on disk: ask for the others'."""
         if self.state is not ElectionState.STANDING:
-            return []
+            return
         promise = self._voter.promise
         me = self._context.node_id
         members = {*ids_of(self._context.view), *self._electors}
         self._ballot = Ballot(me, self._voter.place, members, self._chosen_by)
-        fields = (("term", promise.term), ("iteration", str(self._context.iteration)))
-        effects: list[Effect] = [Note("leader.standing", fields), *self._ask(now_s)]
-        return effects + self.voted(now_s, me, self._voter.vote)
+        self._out.note("leader.standing", term=promise.term, iteration=str(self._context.iteration))
+        self._ask(now_s)
+        self.voted(now_s, me, self._voter.vote)
 
-    def voted(self, now_s: float, sender: NodeId, message: Vote) -> list[Effect]:
+    def voted(self, now_s: float, sender: NodeId, message: Vote) -> None:
         """A member's answer to this node's candidacy, or to what it proposes."""
         self.hear_of(message.term)
         ballot = self._ballot
         ours = message.term == self._voter.promise.term
         if ballot is None or not ours or not message.granted:
-            return []
+            return
         if ballot.proposed:
             if message.confirmed_term == message.term and place_in(message) == self._voter.place:
                 ballot.confirmed.add(sender)
-            return self._win(now_s, ballot) if ballot.agreed else []
+            if ballot.agreed:
+                self._win(now_s, ballot)
+            return
         ballot.votes[sender] = message
         if not ballot.elected:
-            return []
+            return
         view = self._context.view
         missing = {*ids_of(view)} - ballot.votes.keys() - {view.leader}
         if not missing or not ballot.open:
-            return self._conclude(now_s)
-        if self._complete_by_s is None:
+            self._conclude(now_s)
+        elif self._complete_by_s is None:
             self._complete_by_s = self._by_s = now_s + self._timeout_s / 2
-        return []
 
-    def _conclude(self, now_s: float) -> list[Effect]:
+    def _conclude(self, now_s: float) -> None:
         """The votes are counted: lead the term, or have confirmed first what is to be committed."""
         ballot = self._ballot
         assert ballot is not None
         self._complete_by_s = None
         ballot.proposed = ballot.hashes
         if not ballot.proposed:
-            return self._win(now_s, ballot)
-        self._voter.confirmed_term = self._voter.promise.term
-        self._by_s = now_s + self._timeout_s
-        return [*self._ask(now_s), *self.voted(now_s, self._context.node_id, self._voter.vote)]
+            self._win(now_s, ballot)
+        else:
+            self._voter.confirmed_term = self._voter.promise.term
+            self._by_s = now_s + self._timeout_s
+            self._ask(now_s)
+            self.voted(now_s, self._context.node_id, self._voter.vote)
 
-    def _win(self, now_s: float, ballot: Ballot) -> list[Effect]:
+    def _win(self, now_s: float, ballot: Ballot) -> None:
         """This node leads the term."""
         view = self._context.view
-        assert self._voter.promise.candidate == self._context.node_id, self._voter.promise
-        assert self._voter.promise.term > view.term, (self._voter.promise.term, view.term)
+        promise = self._voter.promise
+        assert promise.candidate == self._context.node_id, promise
+        assert promise.term > view.term, (promise.term, view.term)
         assert ballot.elected, "nobody leads without a quorum of votes"
         self.state = ElectionState.WON
         self._ballot = None
@@ -430,11 +439,8 @@ class Campaign:
         self._leader_watch.heard_s = now_s
         opened = self._decisions.opened
         assert opened is not None, "nobody is elected before the first iteration"
-        self._succession = Succession(
-            self._voter.promise.term, view.leader, opened, view, ballot.proposed
-        )
-        fields = (("term", self._voter.promise.term), ("num_votes", len(ballot.votes)))
-        return [Note("leader.elected", fields)]
+        self._succession = Succession(promise.term, view.leader, opened, view, ballot.proposed)
+        self._out.note("leader.elected", term=promise.term, num_votes=len(ballot.votes))
 
     def take(self) -> Succession | None:
         """Return what this node has won, once."""
@@ -460,6 +466,7 @@ class Election:
         self.decisions = LastDecisions()
         self.abstains = False
         self._context = context
+        self._out = context.out
         self._timeout_s = context.run.protocol.election_timeout_s
         self.voter = Voter(context, promise, hashes)
         self.check = LeaderCheck(context)
@@ -509,7 +516,7 @@ class Election:
 
     # --- what happens -------------------------------------------------------------------------
 
-    def adopt(self, now_s: float, decision: Open) -> list[Effect]:
+    def adopt(self, now_s: float, decision: Open) -> None:
         """The context has a new iteration."""
         self.decisions.adopt(decision)
         view = decision.opening.view
@@ -517,7 +524,7 @@ class Election:
         self.leader_watch.heard_s = now_s
         self.campaign.adopt(now_s, view)
         self.check.reset()
-        return self.voter.follow(view)
+        self.voter.follow(view)
 
     def mended(self, now_s: float, mend: Mend) -> None:
         """The context has a new view in the same iteration: the leader lives."""
@@ -544,28 +551,30 @@ class Election:
         if self.campaign.state is ElectionState.FOLLOWING:
             self.leader_watch.heard_s = min(self.leader_watch.heard_s, now_s - self._timeout_s)
 
-    def overdue(self, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
+    def overdue(self, now_s: float) -> None:
         if self.check.by_s is not None and self.check.by_s <= now_s:
-            effects += self.check.silent(now_s)
+            self.check.silent(now_s)
         if self._remind_s is not None and self._remind_s <= now_s:
             # The election that this node has voted in came to nothing: its leader must know.
             self.voter.reminded_s = now_s
-            effects.append(self.told(self._context.view.leader))
+            self.tell(self._context.view.leader)
         act_s = self._act_s
         if act_s is None or now_s < act_s:
-            return effects
+            return
         if self.campaign.state is ElectionState.FOLLOWING:
-            return effects + self.campaign.canvass(now_s)
-        return effects + self.campaign.overdue(now_s)
+            self.campaign.canvass(now_s)
+        else:
+            self.campaign.overdue(now_s)
 
-    def told(self, node: NodeId) -> Effect:
-        """Return what tells a node of the highest term that this one knows."""
+    def tell(self, node: NodeId) -> None:
+        """Tell a node of the highest term that this one knows."""
         view = self._context.view
         if self.voter.bound or self.leader_watch.vacant:
-            return Send(node, LeaderIs(self.voter.term, None))
-        leader = view.by_id.get(view.leader)
-        return Send(node, LeaderIs(view.term, view.leader, leader.address if leader else None))
+            self._out.send(node, LeaderIs(self.voter.term, None))
+        else:
+            leader = view.by_id.get(view.leader)
+            address = leader.address if leader else None
+            self._out.send(node, LeaderIs(view.term, view.leader, address))
 
     def superseded(self, now_s: float, term: int) -> bool:
         """A member knows a higher term. Returns whether this node led, and must stop."""
@@ -590,24 +599,25 @@ class Election:
 
     # --- canvassing ---------------------------------------------------------------------------
 
-    def canvassed(self, now_s: float, sender: NodeId, message: Canvass) -> list[Effect]:
+    def canvassed(self, now_s: float, sender: NodeId, message: Canvass) -> None:
         """Somebody wants to know whether the leader answers this node."""
         view = self._context.view
         if sender not in view:
-            return [self.told(sender)]
-        if self.abstains:
-            return []
-        if place_in(message) < self.voter.place:
-            return self.decisions.send(sender)
-        if self._leads:
-            return [Send(sender, self._context.heartbeat)]
-        if self.voter.bound or self.leader_watch.vacant or sender == view.leader:
+            self.tell(sender)
+        elif self.abstains:
+            return
+        elif place_in(message) < self.voter.place:
+            self._out.put(*self.decisions.send(sender))
+        elif self._leads:
+            self._out.send(sender, self._context.heartbeat)
+        elif self.voter.bound or self.leader_watch.vacant or sender == view.leader:
             # Of a leader that was voted out nothing more is expected; its successor gets its time.
             silent = sender == view.leader or now_s - self.voter.bound_s > self._timeout_s / 2
             chosen = sender == self.voter.promise.candidate
-            return [answer_to(sender, message, silent=silent or chosen)]
-        self._give_way(now_s, sender)
-        return self.check.ask(now_s, sender, message)
+            self._out.send(sender, answer_to(message, silent=silent or chosen))
+        else:
+            self._give_way(now_s, sender)
+            self.check.ask(now_s, sender, message)
 
     def _give_way(self, now_s: float, sender: NodeId) -> None:
         """Let a data node that comes first try first, or the two would share the votes."""
@@ -621,65 +631,65 @@ class Election:
 
     # --- standing -----------------------------------------------------------------------------
 
-    def persisted(self, now_s: float, promise: Promise) -> list[Effect]:
+    def persisted(self, now_s: float, promise: Promise) -> None:
         """A vote is on disk: send it, if it still is the last."""
         if not self.voter.persisted(promise) or promise.candidate is None:
-            return []
-        if promise.candidate != self._context.node_id:
-            return [Send(promise.candidate, self.voter.vote)]
-        return self.campaign.vote_kept(now_s)
+            return
+        if promise.candidate == self._context.node_id:
+            self.campaign.vote_kept(now_s)
+        else:
+            self._out.send(promise.candidate, self.voter.vote)
 
-    def stood(self, now_s: float, sender: NodeId, message: Candidacy) -> list[Effect]:
+    def stood(self, now_s: float, sender: NodeId, message: Candidacy) -> None:
         """A member stands for leader."""
         if sender not in self._context.view or self._leads or self.abstains:
             # A leader that hears this lives; it is told when another has won.
-            return []
-        refusal = Send(sender, self.voter.refusal)
-        if place_in(message) < self.voter.place:
-            return [*self.decisions.send(sender), refusal]
+            return
         promise = Promise(message.term, sender)
-        if promise == self.voter.promise and self.voter.bound:
-            return [Send(sender, self.voter.vote)] if self.voter.kept == promise else []
-        if message.term <= self.voter.term or not self.voter.remembers(message):
-            return [refusal]
-        return self._bind_to(now_s, promise)
+        if place_in(message) < self.voter.place:
+            self._out.put(*self.decisions.send(sender))
+            self._out.send(sender, self.voter.refusal)
+        elif promise == self.voter.promise and self.voter.bound:
+            if self.voter.kept == promise:
+                self._out.send(sender, self.voter.vote)
+        elif message.term <= self.voter.term or not self.voter.remembers(message):
+            self._out.send(sender, self.voter.refusal)
+        else:
+            self._bind_to(now_s, promise)
 
-    def _bind_to(self, now_s: float, promise: Promise) -> list[Effect]:
+    def _bind_to(self, now_s: float, promise: Promise) -> None:
         """Vote for another."""
         if self.campaign.state is not ElectionState.FOLLOWING:
             self.campaign.stop(now_s)
         # The new leader gets its time to open an iteration.
         self.leader_watch.heard_s = now_s
         self.campaign.hear_of(promise.term)
-        return self.voter.bind(now_s, promise)
+        self.voter.bind(now_s, promise)
 
-    def confirm(self, now_s: float, sender: NodeId, message: Confirm) -> list[Effect]:
+    def confirm(self, now_s: float, sender: NodeId, message: Confirm) -> None:
         """A candidate has a quorum of votes, and is to commit the iteration if another confirms
         it.
         """
         if sender not in self._context.view or self._leads or self.abstains:
-            return []
-        if place_in(message) < self.voter.place:
-            return self.decisions.send(sender)
+            return
         promise = Promise(message.term, sender)
         voter = self.voter
-        if message.term < self.voter.term or not voter.remembers(message):
-            return []
-        if voter.confirm(message, promise):
-            return [Send(sender, voter.vote)]
-        return self._bind_to(now_s, promise) if message.term > self.voter.term else []
+        if place_in(message) < voter.place:
+            self._out.put(*self.decisions.send(sender))
+        elif message.term < voter.term or not voter.remembers(message):
+            return
+        elif voter.confirm(message, promise):
+            self._out.send(sender, voter.vote)
+        elif message.term > voter.term:
+            self._bind_to(now_s, promise)
 
-    def catch_up(self, sender: NodeId, iteration: Iteration, *, view_term: int) -> list[Effect]:
+    def catch_up(self, sender: NodeId, iteration: Iteration, *, view_term: int) -> None:
         """A member asks for the decision that it may have missed; anybody may know it."""
-        if (view_term, iteration) > self.voter.place[:2]:
-            return []
-        return self.decisions.send(sender)
+        if (view_term, iteration) <= self.voter.place[:2]:
+            self._out.put(*self.decisions.send(sender))
 
-    def leader_is(self, now_s: float, message: LeaderIs) -> tuple[bool, list[Effect]]:
-        """A node knows of a higher term. Returns whether this node led, and must stop."""
-        if message.term <= self._context.view.term:
-            return False, []
-        stopped = self.superseded(now_s, message.term)
-        if message.leader is None or message.leader == self._context.node_id:
-            return stopped, []
-        return stopped, [Send(message.leader, self._context.catch_up)]
+    def led_by(self, message: LeaderIs) -> None:
+        """A node knows of a higher term: ask who leads it for what this node has missed."""
+        others = message.leader not in (None, self._context.node_id)
+        if message.leader is not None and others and message.term > self._context.view.term:
+            self._out.send(message.leader, self._context.catch_up)

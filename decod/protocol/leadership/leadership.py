@@ -230,7 +230,7 @@ class Handover:
         voted = election.voter.bound and election.voter.promise.candidate != self._context.node_id
         busy = voted or election.campaign.state is ElectionState.STANDING
         if election.may_stand and not busy:
-            self._out.put(*election.campaign.stand(now_s))
+            election.campaign.stand(now_s)
 
 
 _ANY_TERM = (
@@ -339,7 +339,7 @@ class Leadership:
         if self._beat_s is not None and self._beat_s <= now_s:
             self._beat(now_s)
         if self._context.node_id in self._context.view:
-            self._out.put(*self.election.overdue(now_s))
+            self.election.overdue(now_s)
         self._take_over(now_s)
         if self.leader is None:
             self.handover.overdue(now_s)
@@ -377,7 +377,7 @@ class Leadership:
             return Fate.TAKE
         if term < ours:
             if self._rarely(now_s, sender):
-                self._out.put(self.election.told(sender))
+                self.election.tell(sender)
             return Fate.DROP
         if not known:
             # That term may have admitted it, and have iterations and views of the same numbers as
@@ -471,7 +471,7 @@ class Leadership:
 
     def adopt(self, now_s: float, decision: messages.Open) -> None:
         """The context has a new iteration, which this decision has opened."""
-        self._out.put(*self.election.adopt(now_s, decision))
+        self.election.adopt(now_s, decision)
         self._told_s.clear()
         if decision.opening.view.leader != self._context.node_id:
             self.leader = None
@@ -515,23 +515,22 @@ class Leadership:
         election = self.election
         match message:
             case Canvass():
-                self._out.put(*election.canvassed(now_s, sender, message))
+                election.canvassed(now_s, sender, message)
             case CanvassAnswer():
-                self._out.put(*election.campaign.answered(now_s, sender, message))
+                election.campaign.answered(now_s, sender, message)
             case Candidacy():
-                self._out.put(*election.stood(now_s, sender, message))
+                election.stood(now_s, sender, message)
             case Vote():
-                self._out.put(*election.campaign.voted(now_s, sender, message))
+                election.campaign.voted(now_s, sender, message)
                 self._take_over(now_s)
             case Confirm():
-                self._out.put(*election.confirm(now_s, sender, message))
-            case LeaderIs() if sender in self._context.view:
-                stopped, effects = election.leader_is(now_s, message)
-                if stopped:
+                election.confirm(now_s, sender, message)
+            case LeaderIs(term) if sender in self._context.view:
+                if election.superseded(now_s, term):
                     self._step_down()
-                self._out.put(*effects)
+                election.led_by(message)
             case messages.Pong(nonce) if self.leader is None:
-                self._out.put(*election.check.answered(sender, nonce))
+                election.check.answered(sender, nonce)
             case messages.Leave() if self.leader is None:
                 self.handover.left(now_s, sender, received.term)
             case messages.Suspect(node, messages.STANDS_STILL) if self.leader and node == sender:
@@ -540,7 +539,7 @@ class Leadership:
                 self._out.put(*self.leader.stuck(now_s, sender, reason))
             case messages.CatchUp(iteration) if self.leader is None:
                 term = received.term or self._context.view.term
-                self._out.put(*election.catch_up(sender, iteration, view_term=term))
+                election.catch_up(sender, iteration, view_term=term)
             case _ if self.leader is not None:
                 self._out.put(*self.leader.received(now_s, sender, message))
 
@@ -563,7 +562,7 @@ class Leadership:
 
     def persisted(self, now_s: float, event: VotePersisted) -> None:
         """A vote is on disk."""
-        self._out.put(*self.election.persisted(now_s, Promise(event.term, event.candidate)))
+        self.election.persisted(now_s, Promise(event.term, event.candidate))
         self._take_over(now_s)
 
     def unreachable(self, now_s: float, node: NodeId, message: Message, reason: str) -> bool:
@@ -577,7 +576,7 @@ class Leadership:
         if node == self._context.view.leader and self._context.node_id in self._context.view:
             self.election.doubt(now_s)
             if ping:
-                self._out.put(*self.election.check.unreachable(now_s, node))
+                self.election.check.unreachable(now_s, node)
             return ping
         return False
 

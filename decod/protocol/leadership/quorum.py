@@ -295,6 +295,7 @@ class Voter:
         self.reminded_s = 0.0
         """When this node last told the old leader so."""
         self._context = context
+        self._out = context.out
         self._hashes = hashes
         self._forgotten_term = promise.term
         """What this node knew in an earlier life, in terms up to this, it has forgotten."""
@@ -338,21 +339,20 @@ class Voter:
         self._asked = None
         self.confirmed_term = 0
 
-    def follow(self, view: View) -> list[Effect]:
+    def follow(self, view: View) -> None:
         """The view's leader has opened an iteration."""
         self.moved()
-        if view.term <= max(self.promise.term, 1):
-            return []
-        # Whoever follows a leader has as good as voted for it, and must not forget that either.
-        self.promise = Promise(view.term, view.leader)
-        return [PersistVote(view.term, view.leader)]
+        if view.term > max(self.promise.term, 1):
+            # Whoever follows a leader has as good as voted for it, and must not forget that either.
+            self.promise = Promise(view.term, view.leader)
+            self._out.put(PersistVote(view.term, view.leader))
 
-    def bind(self, now_s: float, promise: Promise) -> list[Effect]:
+    def bind(self, now_s: float, promise: Promise) -> None:
         assert promise.term > self.promise.term, (promise, self.promise)
         assert promise.candidate is not None
         self.promise = promise
         self.bound_s = self.reminded_s = now_s
-        return [PersistVote(promise.term, promise.candidate)]
+        self._out.put(PersistVote(promise.term, promise.candidate))
 
     def persisted(self, promise: Promise) -> bool:
         """A vote is on disk. Returns whether it still is the last."""

@@ -15,7 +15,7 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core import effects as fx
 from decod.protocol.core import messages as m
 from decod.protocol.core.context import NO_PROMISE, Context, Promise
-from decod.protocol.core.effects import Effect
+from decod.protocol.core.effects import EffectSink
 from decod.protocol.core.messages import decision_messages as em
 from decod.protocol.core.view import Opening, View
 from decod.protocol.leadership.election import Election
@@ -125,7 +125,7 @@ class Electing:
         old.alive = False
         empty = dataclasses.replace(old.context.view, version=0, term=1, members=())
         opening = Opening(Iteration(0, 0), Iteration(0, 0), empty)
-        context = dataclasses.replace(old.context, opening=opening)
+        context = dataclasses.replace(old.context, opening=opening, out=EffectSink())
         promise = self.disks.get(node_id, NO_PROMISE)
         node: Node
         rng = Random(self.rng.random())
@@ -147,9 +147,9 @@ class Electing:
 
     # --- the wires ----------------------------------------------------------------------------
 
-    def _perform(self, node_id: NodeId, effects: list[Effect]) -> None:
+    def _perform(self, node_id: NodeId) -> None:
         node = self.nodes[node_id]
-        for effect in effects:
+        for effect in node.context.out.taken():
             match effect:
                 case fx.Send(to, message):
                     self._send(node_id, to, message)
@@ -163,7 +163,8 @@ class Electing:
         node_id = node.context.node_id
         if node.alive and self.nodes[node_id] is node:
             self.disks[node_id] = promise
-            self._perform(node_id, node.election.persisted(self.kernel.now_s, promise))
+            node.election.persisted(self.kernel.now_s, promise)
+            self._perform(node_id)
 
     def _send(self, sender: NodeId, to: NodeId, message: m.Message) -> None:
         faults = self.faults
@@ -181,7 +182,7 @@ class Electing:
         node = self.nodes.get(to)
         if node is None or not node.alive:
             return
-        election, now_s, effects = node.election, self.kernel.now_s, list[Effect]()
+        election, now_s = node.election, self.kernel.now_s
         ours = node.context.view.term
         if term == ours:
             election.heard(now_s, sender)
@@ -189,32 +190,33 @@ class Electing:
             node.lead = None
         match message:
             case em.Canvass():
-                effects = election.canvassed(now_s, sender, message)
+                election.canvassed(now_s, sender, message)
             case em.CanvassAnswer():
-                effects = election.campaign.answered(now_s, sender, message)
+                election.campaign.answered(now_s, sender, message)
             case em.Candidacy():
-                effects = election.stood(now_s, sender, message)
+                election.stood(now_s, sender, message)
             case em.Vote():
-                effects = election.campaign.voted(now_s, sender, message)
+                election.campaign.voted(now_s, sender, message)
             case em.Confirm():
-                effects = election.confirm(now_s, sender, message)
+                election.confirm(now_s, sender, message)
             case em.LeaderIs():
-                stopped, effects = election.leader_is(now_s, message)
-                node.lead = None if stopped else node.lead
+                if election.superseded(now_s, message.term):
+                    node.lead = None
+                election.led_by(message)
             case m.CatchUp(iteration):
-                effects = election.catch_up(sender, iteration, view_term=term)
+                election.catch_up(sender, iteration, view_term=term)
             case m.Ping(nonce):
-                effects = [fx.Send(sender, m.Pong(nonce))]
+                node.context.out.send(sender, m.Pong(nonce))
             case m.Pong(nonce):
-                effects = election.check.answered(sender, nonce)
+                election.check.answered(sender, nonce)
             case m.Open():
                 self._open(to, message)
             case m.Ready() if term == ours and node.lead is not None:
                 if message.averaging == node.context.averaging:
                     node.lead.ready.add(sender)
         if 0 < term < ours:
-            effects.append(election.told(sender))
-        self._perform(to, effects)
+            election.tell(sender)
+        self._perform(to)
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -242,7 +244,8 @@ class Electing:
         node.ready = False
         if opening.view.leader != node_id:
             node.lead = None
-        self._perform(node_id, node.election.adopt(self.kernel.now_s, decision))
+        node.election.adopt(self.kernel.now_s, decision)
+        self._perform(node_id)
 
     def _take(self, node: Node) -> None:
         won = node.election.campaign.take()
@@ -327,7 +330,8 @@ class Electing:
                 continue
             deadline_s = node.election.deadline_s
             if deadline_s is not None and deadline_s <= now_s:
-                self._perform(node_id, node.election.overdue(now_s))
+                node.election.overdue(now_s)
+                self._perform(node_id)
             self._pipeline(node_id, node)
         self.kernel.after(STEP_S, self._beat)
 
