@@ -190,7 +190,7 @@ class NodeMachine:
         make = strategy or _STRATEGIES[run.organisation]
         self.strategy = make(self.context, identity.role, rng)
         self.forwarding = Forwarding(self.context)
-        self.leadership = Leadership(self.context, facts, self.strategy, self.forwarding, rng)
+        self.leadership = Leadership(self.context, self.strategy, self.forwarding, rng)
         self._utilisation = Utilisation(self.context, self.strategy.copy.mirrors, self.own_load)
         self._joining = Joining(self.context, identity, _offer_of(identity, facts, rng))
         parts = (self.forwarding, self.strategy, self.leadership, self._joining)
@@ -375,7 +375,7 @@ class NodeMachine:
             case BlockCommits(blocked):
                 leader = self.leader
                 if leader:
-                    self._out.put(*leader.block_commits(now_s, blocked=blocked))
+                    leader.block_commits(now_s, blocked=blocked)
 
     def _overdue(self, now_s: float) -> list[Effect]:
         """Let one machine after the other act, each in the iteration that the one before has

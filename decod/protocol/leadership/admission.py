@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from decod.ids import Iteration, NodeId
 from decod.planner.assignment import Applicant, StageLoad, assign_stages
 from decod.protocol.core.context import RunFacts
-from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.messages import Assign, Join, Prepared, Refuse
 from decod.protocol.core.messages.membership_messages import DONORS_MAX
 from decod.protocol.core.view import Duty, Member, Role, View
@@ -77,6 +77,7 @@ class Admission:
         run: The run's settings.
         facts: What else is known of it.
         seats: The members'.
+        out: The leading node's.
         begun: Tells whether the run has committed iterations.
     """
 
@@ -85,12 +86,14 @@ class Admission:
         run: RunConfig,
         facts: RunFacts,
         seats: Seats,
+        out: EffectSink[Effect],
         begun: Callable[[], bool] = lambda: False,
     ) -> None:
         self.candidates: dict[NodeId, Candidate] = {}
         self._run = run
         self._facts = facts
         self._seats = seats
+        self._out = out
         self._begun = begun
         self._incarnations: dict[NodeId, list[int]] = {}
         """Of the last starts of each node's daemon, in order."""
@@ -210,14 +213,14 @@ class Admission:
         """Whether this offer comes late, from an earlier start of the daemon."""
         return join.incarnation in self._incarnations.get(sender, [])[:-1]
 
-    def lost(self, node: NodeId, reason: str) -> list[Effect]:
+    def lost(self, node: NodeId, reason: str) -> None:
         """A candidate is gone. Should it live, its next offer is a new one: it is no member."""
         candidate = self.candidates.pop(node, None)
         if candidate is None:
-            return []
+            return
         self._incarnations[node].pop()
         stage = {} if candidate.stage_index is None else {"stage": candidate.stage_index}
-        return [noted("candidate.lost", peer=node, reason=reason, **stage)]
+        self._out.note("candidate.lost", peer=node, reason=reason, **stage)
 
     def entered(self, view: View) -> list[NodeId]:
         """Forget candidates that are members now.
@@ -231,11 +234,11 @@ class Admission:
                 self.candidates.pop(node, None)
         return back
 
-    def join(self, view: View, sender: NodeId, join: Join) -> list[Effect]:
+    def join(self, view: View, sender: NodeId, join: Join) -> None:
         """Take in an offer, new or repeated, and answer with what has been decided of it."""
         if refusal := self.refusal(join):
-            return [Send(sender, Refuse(refusal))]
-        effects: list[Effect] = []
+            self._out.send(sender, Refuse(refusal))
+            return
         candidate = self.candidates.get(sender)
         if candidate is None or not self.repeated(sender, join):
             self._forget_strangers(view)
@@ -243,13 +246,12 @@ class Admission:
             known = self._incarnations.setdefault(sender, [])
             known[:] = [*known[1 - _LIVES_MAX :], join.incarnation]
             self._hashes.pop(sender, None)
-            effects.append(noted("candidate.joined", peer=sender, capacity=join.capacity))
+            self._out.note("candidate.joined", peer=sender, capacity=join.capacity)
         candidate.join = join
         if candidate.stage_index is None:
-            effects += self._assign_fixed(view, sender, candidate)
+            self._assign_fixed(view, sender, candidate)
         if candidate.stage_index is not None:
-            effects.append(self._assignment(view, sender, candidate))
-        return effects
+            self._send_assignment(view, sender, candidate)
 
     def refusal(self, join: Join) -> str:
         """Return why the run can't take a node, or nothing."""
@@ -265,12 +267,12 @@ class Admission:
             return "its stages have no servers, so nobody can be their client"
         return ""
 
-    def _assign_fixed(self, view: View, sender: NodeId, candidate: Candidate) -> list[Effect]:
+    def _assign_fixed(self, view: View, sender: NodeId, candidate: Candidate) -> None:
         """Place candidates whose stage is no question: data nodes and those that insist."""
         if candidate.join.role is not Role.DATA:
             candidate.stage_index = candidate.join.stage_index
             candidate.reason = "its operator chose it"
-            return []
+            return
         # A member that was restarted has its own place, if the view can't do without it.
         taken = {m.data_node_index for m in view.data_nodes if m.node_id != sender}
         taken |= {c.data_node_index for c in self.candidates.values()}
@@ -280,13 +282,13 @@ class Admission:
             reason = (
                 f"the run has all the data nodes that it takes ({self._run.batch.num_data_nodes})"
             )
-            return [Send(sender, Refuse(reason, _SEAT_AGAIN_S))]
-        candidate.stage_index = 0
-        candidate.data_node_index = free[0]
-        candidate.reason = "it holds data"
-        return []
+            self._out.send(sender, Refuse(reason, _SEAT_AGAIN_S))
+        else:
+            candidate.stage_index = 0
+            candidate.data_node_index = free[0]
+            candidate.reason = "it holds data"
 
-    def _assignment(self, view: View, sender: NodeId, candidate: Candidate) -> Effect:
+    def _send_assignment(self, view: View, sender: NodeId, candidate: Candidate) -> None:
         assert candidate.stage_index is not None
         stage = candidate.stage_index
         index = candidate.data_node_index
@@ -302,7 +304,7 @@ class Admission:
             view_term=view.term,
             view_version=view.version,
         )
-        return Send(sender, assign)
+        self._out.send(sender, assign)
 
     def _duty_for(self, view: View, candidate: Candidate) -> Duty:
         """Return what a server is to do: what it insists on, or what fewer of its stage do."""
@@ -315,19 +317,16 @@ class Admission:
         duties.update(c.duty for c in self.candidates.values() if c.stage_index == stage)
         return min((Duty.FRONTAL, Duty.BACKWARD), key=lambda duty: duties[duty])
 
-    def assign_waiting(self, view: View) -> list[Effect]:
+    def assign_waiting(self, view: View) -> None:
         """Give the largest candidates to the most utilised stages (GWTF V-B).
 
         First of all a stage without members gets those whose disk holds a state of it.
         """
-        effects: list[Effect] = []
         waiting = {n: c for n, c in self.candidates.items() if c.stage_index is None}
         for node, candidate in waiting.items():
             stages = {kept.stage_index for kept in candidate.join.kept if kept.stage_index}
             if own := sorted(stages.intersection(view.empty_stages)):
-                effects += self._assign(
-                    view, node, own[0], "its disk holds the state of that stage"
-                )
+                self._assign(view, node, own[0], "its disk holds the state of that stage")
         # Each stage needs somebody who keeps its state, before anybody can be a client there.
         for role in (Role.RELAY, Role.CLIENT):
             applicants = [
@@ -338,15 +337,14 @@ class Admission:
             if applicants:
                 stage_loads = self._stage_loads(view, role)
                 for node, stage in sorted(assign_stages(applicants, stage_loads).items()):
-                    effects += self._assign(view, node, stage, _reason(stage_loads[stage - 1]))
-        return effects
+                    self._assign(view, node, stage, _reason(stage_loads[stage - 1]))
 
-    def _assign(self, view: View, node: NodeId, stage_index: int, reason: str) -> list[Effect]:
+    def _assign(self, view: View, node: NodeId, stage_index: int, reason: str) -> None:
         candidate = self.candidates[node]
         candidate.stage_index = stage_index
         candidate.reason = reason
-        note = noted("candidate.assigned", peer=node, stage=stage_index)
-        return [note, self._assignment(view, node, candidate)]
+        self._out.note("candidate.assigned", peer=node, stage=stage_index)
+        self._send_assignment(view, node, candidate)
 
     def _stage_loads(self, view: View, role: Role) -> list[StageLoad]:
         """Return each relay stage's flows and capacity, candidates on their way included.
@@ -376,22 +374,23 @@ class Admission:
             result.append(StageLoad(stage, flows, capacity, missing))
         return result
 
-    def prepared(self, view: View, sender: NodeId, message: Prepared) -> list[Effect]:
+    def prepared(self, view: View, sender: NodeId, message: Prepared) -> None:
         """A candidate says that its stage stands ready; the answer tells it that we live."""
         candidate = self.candidates.get(sender)
         if candidate is None or candidate.stage_index != message.stage_index:
-            return []
+            return
         # Once iterations are committed newcomers load their state: what they have built is no more.
         if not self._begun():
             if self._expected_hash(view, sender, message) != message.parameter_hash:
                 del self.candidates[sender]
                 reason = "it builds other initial weights than the rest of its stage"
-                return [Send(sender, Refuse(reason))]
+                self._out.send(sender, Refuse(reason))
+                return
             if candidate.join.role is not Role.CLIENT:
                 self._hashes[sender] = message.parameter_hash
         candidate.prepared = True
         candidate.state_at = message.state_at
-        return [self._assignment(view, sender, candidate)]
+        self._send_assignment(view, sender, candidate)
 
     def _expected_hash(self, view: View, sender: NodeId, message: Prepared) -> str:
         """Return what members or candidates of a stage have built, while any of them is there.

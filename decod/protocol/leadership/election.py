@@ -607,7 +607,7 @@ class Election:
         elif self.abstains:
             return
         elif place_in(message) < self.voter.place:
-            self._out.put(*self.decisions.send(sender))
+            self.decisions.send(sender, self._out)
         elif self._leads:
             self._out.send(sender, self._context.heartbeat)
         elif self.voter.bound or self.leader_watch.vacant or sender == view.leader:
@@ -647,7 +647,7 @@ class Election:
             return
         promise = Promise(message.term, sender)
         if place_in(message) < self.voter.place:
-            self._out.put(*self.decisions.send(sender))
+            self.decisions.send(sender, self._out)
             self._out.send(sender, self.voter.refusal)
         elif promise == self.voter.promise and self.voter.bound:
             if self.voter.kept == promise:
@@ -675,7 +675,7 @@ class Election:
         promise = Promise(message.term, sender)
         voter = self.voter
         if place_in(message) < voter.place:
-            self._out.put(*self.decisions.send(sender))
+            self.decisions.send(sender, self._out)
         elif message.term < voter.term or not voter.remembers(message):
             return
         elif voter.confirm(message, promise):
@@ -686,7 +686,7 @@ class Election:
     def catch_up(self, sender: NodeId, iteration: Iteration, *, view_term: int) -> None:
         """A member asks for the decision that it may have missed; anybody may know it."""
         if (view_term, iteration) <= self.voter.place[:2]:
-            self._out.put(*self.decisions.send(sender))
+            self.decisions.send(sender, self._out)
 
     def led_by(self, message: LeaderIs) -> None:
         """A node knows of a higher term: ask who leads it for what this node has missed."""

@@ -26,8 +26,8 @@ from random import Random
 from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.protocol.core.context import RunFacts
-from decod.protocol.core.effects import BanLiar, CompleteRun, Effect, Send, noted
+from decod.protocol.core.context import Context
+from decod.protocol.core.effects import BanLiar, CompleteRun, Effect
 from decod.protocol.core.events import earliest
 from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.messages import (
@@ -63,7 +63,6 @@ from decod.protocol.leadership.suspicions import IterationProgress, Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.leadership.utilisation import Polling
 from decod.protocol.strategy.strategy import Strategy
-from decod.run.run_config import RunConfig
 
 _FAILURES_MAX = 5
 """Attempts at one iteration that may fail with all stages present before the run is stopped.
@@ -175,21 +174,27 @@ class Batch:
 
 
 class Leader:
-    """The state that only the leader has. Driven by its own node's `NodeMachine`."""
+    """The state that only the leader has. Driven by its own node's `NodeMachine`.
+
+    Args:
+        context: That node's, whose view may be behind.
+        strategy: That node's.
+        around: Sends by way of other members.
+        rng: Draws whose work is audited.
+    """
 
     def __init__(
         self,
-        node_id: NodeId,
-        run: RunConfig,
-        facts: RunFacts,
+        context: Context,
         strategy: Strategy,
         around: Callable[[NodeId, Message], list[Effect]] = lambda *_: [],
         rng: Random = _NO_AUDITS_DRAWN,
     ) -> None:
-        self.node_id = node_id
+        node_id = self.node_id = context.node_id
+        run = self.run = context.run
+        facts = context.facts
+        out = self._out = context.out
         self._strategy = strategy
-        """Of the leader's own node."""
-        self.run = run
         self.start_iteration = facts.start_iteration
         config = run.protocol
         start = facts.start_iteration
@@ -198,23 +203,23 @@ class Leader:
         self.view = View(version=0, leader=node_id, term=1, num_stages=num_stages, members=())
         self.iteration = Iteration(start + 1, 0)
         self.committed = Iteration(start, 0)
-        self.sync = SyncSchedule(run, facts)
-        self.seats = Seats(run.sync)
-        self.admission = Admission(run, facts, self.seats, lambda: self.started)
-        self.recovery = StageRecovery(run, start)
+        self.sync = SyncSchedule(run, facts, out)
+        self.seats = Seats(run.sync, out)
+        self.admission = Admission(run, facts, self.seats, out, lambda: self.started)
+        self.recovery = StageRecovery(run, start, out)
         self.loss: float | None = None
         self.commits_blocked = False
         self._batch = Batch(config.iteration_timeout_s)
-        self.quorum = Quorum(node_id)
-        self.suspicions = Suspicions(config, self.admission, self.quorum, around)
-        self.audits = RelayAudits(run, rng)
+        self.quorum = Quorum(node_id, out)
+        self.suspicions = Suspicions(config, self.admission, self.quorum, out, around)
+        self.audits = RelayAudits(run, rng, out)
         self.decisions = LastDecisions()
         self._num_failures = 0
         self._num_stalls = 0
         self.failure = ""
         self._completed = False
         """The driver has been told that all iterations are done."""
-        self.polling = Polling(config, self.admission, self.seats)
+        self.polling = Polling(config, self.admission, self.seats, out)
         self._late_entry_s: float | None = None
         """When clients are let in that wait to enter."""
 
@@ -231,9 +236,7 @@ class Leader:
         """Whether the members hold what nobody could build again."""
         return self.committed.number > self.start_iteration or self.iteration.era > 0
 
-    def take_over(
-        self, now_s: float, won: Succession, begun: BeginAggregation | None
-    ) -> list[Effect]:
+    def take_over(self, now_s: float, won: Succession, begun: BeginAggregation | None) -> None:
         """Finish the iteration if the last leader may have, as `begun` announced it; else repeat
         it.
         """
@@ -252,7 +255,8 @@ class Leader:
         old = [] if won.old == self.node_id else [won.old]
         event, gone = won.told
         reason = gone if old else "the leader's term was called in question"
-        notes: list[Effect] = [noted(event, peer=node, reason=reason) for node in old]
+        for node in old:
+            self._out.note(event, peer=node, reason=reason)
         if opening.paused:
             self.state = LeaderState.PAUSED
         elif won.hashes and begun is not None and begun.num_committed:
@@ -262,96 +266,95 @@ class Leader:
             self._batch.vote_term = won.view.term
             for node in old:
                 self.seats.leave_out(node)
-            notes.append(noted("iteration.kept", iteration=str(self.iteration), reason=reason))
-            return notes + self.decide(now_s)
+            self._out.note("iteration.kept", iteration=str(self.iteration), reason=reason)
+            self.decide(now_s)
+            return
         view = self._next_view(without=old, admit=False)
-        return notes + self._open(now_s, view, reason=reason, goodbye=old)
+        self._open(now_s, view, reason=reason, goodbye=old)
 
-    def overdue(self, now_s: float) -> list[Effect]:
-        effects, gone = self.suspicions.overdue(now_s, self.view)
-        effects += self.remove(now_s, gone) if gone else []
+    def overdue(self, now_s: float) -> None:
+        if gone := self.suspicions.overdue(now_s, self.view):
+            self.remove(now_s, gone)
         if self._batch.by_s is not None and self._batch.by_s <= now_s:
             self._batch.progressed(now_s)
             held = self.commits_blocked and self._batch.vote is not None
             if not (held or self.suspicions.stalled(now_s, self.view, self.seats.loads.values())):
                 self._num_stalls += 1
                 why = f"no progress in time, {self._batch.missing(self.view)} did not come"
-                effects += self.repeat(now_s, why, counts=False)
+                self.repeat(now_s, why, counts=False)
         if self.polling.due_s is not None and self.polling.due_s <= now_s:
-            effects += self._query(now_s)
+            self._query(now_s)
         if self._late_entry_s is not None and self._late_entry_s <= now_s:
             self._late_entry_s = None
             if self.state is LeaderState.TRAINING and (clients := self._clients_that_wait()):
-                effects += self._let_in(now_s, clients)
-        return effects + self._audits_overdue(now_s)
+                self._let_in(now_s, clients)
+        if self.audits.by_s is not None and self.audits.by_s <= now_s:
+            self._judge(now_s, self.audits.overdue(now_s, self.view))
 
     # --- messages ---------------------------------------------------------------------------------
 
     def received(  # noqa: C901 - a line each.
         self, now_s: float, sender: NodeId, message: Message
-    ) -> list[Effect]:
+    ) -> None:
         """Take in a message for the leader."""
         self.admission.heard(now_s, sender)
         match message:
             case Join():
-                return self.join(now_s, sender, message)
+                self.join(now_s, sender, message)
             case Prepared():
-                return self.prepared(now_s, sender, message)
+                self.prepared(now_s, sender, message)
             case Suspect(node, reason) if reason == NOT_FINITE:
-                return self._not_finite(now_s, sender, node)
+                self._not_finite(now_s, sender, node)
             case Suspect():
-                return self.suspicions.suspected(now_s, sender, message, self.progress)
+                self.suspicions.suspected(now_s, sender, message, self.progress)
             case Pong(nonce):
-                return self._answered(now_s, sender, nonce)
+                self._answered(now_s, sender, nonce)
             case Leave():
-                return self.leave(now_s, sender, message)
+                self.leave(now_s, sender, message)
             case Capacity():
-                return self.capacity(now_s, sender, message)
+                self.capacity(now_s, sender, message)
             case CatchUp():
-                return self.catch_up(sender, message)
+                self.catch_up(sender, message)
             case Report():
-                return self.report(now_s, sender, message)
+                self.report(now_s, sender, message)
             case StandOut():
-                return self.audits.stand_out(self.view, sender, message)
+                self.audits.stand_out(self.view, sender, message)
             case AuditResult():
-                return self._audited(now_s, sender, message)
-        return []
+                self._judge(now_s, self.audits.found(now_s, self.view, sender, message))
 
     # --- joining ------------------------------------------------------------------------------
 
-    def join(self, now_s: float, sender: NodeId, join: Join) -> list[Effect]:
+    def join(self, now_s: float, sender: NodeId, join: Join) -> None:
         """A candidate offers itself, or repeats its offer."""
         if self.admission.outdated(sender, join):
-            return []
+            return
         needed = self.state is LeaderState.GATHERING or sender in self.view
-        if not needed and (refused := self.suspicions.cooldowns.refused(now_s, sender)):
-            return refused
-        effects: list[Effect] = []
+        if not needed and self.suspicions.cooldowns.refuse(now_s, sender):
+            return
         member = sender in self.view and sender not in self.admission.candidates
         if member and not self.admission.refusal(join):
             if self.admission.repeated(sender, join):
-                return self.decisions.send(sender)
-            effects += self.remove(now_s, {sender: "restarted"})
+                self.decisions.send(sender, self._out)
+                return
+            self.remove(now_s, {sender: "restarted"})
         self.quorum.readmit(sender)
-        effects += self.admission.join(self.view, sender, join)
+        self.admission.join(self.view, sender, join)
         self.admission.heard(now_s, sender)
-        return effects
 
-    def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> list[Effect]:
+    def prepared(self, now_s: float, sender: NodeId, message: Prepared) -> None:
         """A candidate stands ready; it enters now if the run waits for it, else at a commit."""
-        effects = self.admission.prepared(self.view, sender, message)
+        self.admission.prepared(self.view, sender, message)
         candidate = self.admission.candidates.get(sender)
         client = candidate is not None and candidate.join.role is Role.CLIENT
         if client and self._late_entry_s is None:
             self._late_entry_s = now_s + _LATE_ENTRY_AFTER_S
         gathering = self.state is LeaderState.GATHERING
         if self.quorum.lacking and self.admission.any_prepared:
-            effects += self.retry(now_s)
+            self.retry(now_s)
         elif self.recovery.needed:
-            effects += self.begin_era(now_s)
+            self.begin_era(now_s)
         elif gathering and self.admission.enough(self.view, self.sync.anchor, started=self.started):
-            effects += self._open(now_s, self._next_view(), reason="every stage has its members")
-        return effects
+            self._open(now_s, self._next_view(), reason="every stage has its members")
 
     # --- doubts and leaving -------------------------------------------------------------------
 
@@ -361,144 +364,146 @@ class Leader:
         under_way = self.state in UNDER_WAY
         return IterationProgress(self.view, self._batch.due_s, under_way)
 
-    def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> list[Effect]:
+    def unreachable(self, now_s: float, node: NodeId, *, ping: bool, reason: str) -> None:
         """A message to `node` could not be delivered; if it was one ping too many, it is gone."""
-        again = self.suspicions.unreachable(now_s, self.view, node, reason, ping=ping)
-        return self.remove(now_s, {node: reason}) if again is None else again
+        if self.suspicions.unreachable(now_s, self.view, node, reason, ping=ping):
+            self.remove(now_s, {node: reason})
 
-    def _answered(self, now_s: float, sender: NodeId, nonce: int) -> list[Effect]:
+    def _answered(self, now_s: float, sender: NodeId, nonce: int) -> None:
         """Who was asked whether it lives does. If it was given up, others may not be needed now."""
         self.suspicions.probes.answered(sender, nonce)
         later_life = sender in self.admission.candidates  # It has to prepare first.
         # That a liar lives helps nobody: with it, the iteration would only be repeated again.
         lied = sender in self.audits.counts.liars
-        if later_life or lied or not self.quorum.returned(sender):
-            return []
-        return self.retry(now_s)
+        if not (later_life or lied) and self.quorum.returned(sender):
+            self.retry(now_s)
 
-    def leave(self, now_s: float, sender: NodeId, message: Leave) -> list[Effect]:
+    def leave(self, now_s: float, sender: NodeId, message: Leave) -> None:
         if self.admission.candidates.pop(sender, None) is not None or sender not in self.view:
-            return []
+            return
         self.quorum.dismiss(sender)
         if message.at_once:
-            return self.remove(now_s, {sender: message.reason})
-        if self.seats.leaves(sender):
-            return []
-        notes = self.seats.leave(self.view, sender, message.reason)
-        needed = self.started and sender in self.seats.still_needed(self.view)
-        if self.state is LeaderState.GATHERING and not needed:
-            return self.remove(now_s, {sender: message.reason})
-        return notes
+            self.remove(now_s, {sender: message.reason})
+        elif not self.seats.leaves(sender):
+            self.seats.leave(sender, message.reason)
+            needed = self.started and sender in self.seats.still_needed(self.view)
+            if self.state is LeaderState.GATHERING and not needed:
+                self.remove(now_s, {sender: message.reason})
+            else:
+                self.seats.note_leaving(self.view, sender)
 
-    def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> list[Effect]:
+    def capacity(self, now_s: float, sender: NodeId, message: Capacity) -> None:
         """A member wants another capacity: it has it from the next opening on."""
         member = self.view.by_id.get(sender)
         if member is None:
-            return []
+            return
         if self.state is LeaderState.PAUSED:
-            return [Send(sender, CapacityAnswer(message.request_id, "all iterations are done"))]
-        effects = self.seats.ask(self.view, member, message)
+            self._out.send(sender, CapacityAnswer(message.request_id, "all iterations are done"))
+            return
+        self.seats.ask(self.view, member, message)
         if self.state is LeaderState.GATHERING and self.seats.resizes(self.view):
             reason = f"{member.label} changes its capacity"
-            effects += self._open(now_s, self._next_view(), reason=reason)
-        return effects
+            self._open(now_s, self._next_view(), reason=reason)
 
-    def catch_up(self, sender: NodeId, message: CatchUp) -> list[Effect]:
+    def catch_up(self, sender: NodeId, message: CatchUp) -> None:
         """Repeat the last decision to a node that may have missed it."""
         begun = self._batch.begun
         if sender in self.view and message.iteration == self.iteration and begun is not None:
-            mended = self.decisions.mended
-            mend = [Send(sender, mended)] if mended is not None else []
-            return [*mend, Send(sender, begun)]
-        return self.decisions.send(sender)
+            if self.decisions.mended is not None:
+                self._out.send(sender, self.decisions.mended)
+            self._out.send(sender, begun)
+        else:
+            self.decisions.send(sender, self._out)
 
     def remove(
         self, now_s: float, nodes: dict[NodeId, str], *, admit: bool = False, mends: bool = True
-    ) -> list[Effect]:
+    ) -> None:
         """Go on without some nodes, unless the run has lost a stage: in this iteration or another.
 
         `mends`: what others have computed from these nodes' work is right.
         """
-        effects: list[Effect] = []
         for node, reason in nodes.items():
             self.suspicions.probes.forget(node)
             if not admit:
-                effects += self.admission.lost(node, reason)
+                self.admission.lost(node, reason)
             self.seats.forget(node)
             if node in self.view and node not in self.quorum.lacking:
-                effects.append(noted("member.lost", peer=node, reason=reason))
+                self._out.note("member.lost", peer=node, reason=reason)
         missing = dict.fromkeys((*nodes, *self.quorum.lacking))
         gone = [node for node in missing if node in self.view]
         if not gone:
-            return effects
+            return
         # What others want can wait until an iteration ends in order: now they are needed as they
         # are.
         view = self._next_view(without=gone, admit=admit, resize=False)
         # Who is back and stands prepared votes for nobody else, even if it can't enter yet.
         back = self.admission.ready_candidates if admit else set[NodeId]()
         if not self.quorum.allows(back.union(view.by_id)):
-            return effects + self.quorum.wait_for(gone, self.view)
+            self.quorum.wait_for(gone, self.view)
+            return
         names = ", ".join(self.view.by_id[node].label for node in gone)
         reason = f"lost {names} ({nodes.get(gone[0], 'gone')})"
+        under_way = not admit and self.state in UNDER_WAY
         if view.empty_stages and self.started and self.state is LeaderState.PAUSED:
             stage = view.empty_stages[0]
             lost = f"stage {stage} has lost its last member, and nobody else holds its weights"
-            return effects + self.finish(reason=lost, failed=True)
-        under_way = not admit and self.state in UNDER_WAY
-        if mends and under_way and survives(self.view, view, gone):
-            return effects + self._go_on_without(now_s, view, reason, gone)
-        goodbye = gone if mends else ()  # Liars hear of their ban instead.
-        return effects + self._open(now_s, view, reason=reason, goodbye=goodbye)
+            self.finish(reason=lost, failed=True)
+        elif mends and under_way and survives(self.view, view, gone):
+            self._go_on_without(now_s, view, reason, gone)
+        else:
+            goodbye = gone if mends else ()  # Liars hear of their ban instead.
+            self._open(now_s, view, reason=reason, goodbye=goodbye)
 
-    def retry(self, now_s: float) -> list[Effect]:
+    def retry(self, now_s: float) -> None:
         """Go on without the members that are waited for, if a quorum is there by now."""
-        return self.remove(now_s, {}, admit=True)
+        self.remove(now_s, {}, admit=True)
 
     # --- iterations -------------------------------------------------------------------------------
 
-    def report(self, now_s: float, sender: NodeId, message: Report) -> list[Effect]:
+    def report(self, now_s: float, sender: NodeId, message: Report) -> None:
         """A data node's share is done; when all are, the batch is."""
         member = self.view.by_id.get(sender)
         if member is None or member.role is not Role.DATA or self.state not in UNDER_WAY:
-            return []
+            return
         if message.iteration != self.iteration:
-            return []
+            return
         if message.failure:
-            return self.repeat(now_s, message.failure, counts=False)
+            self.repeat(now_s, message.failure, counts=False)
+            return
         if self.state is LeaderState.AGGREGATING or message.view_version != self.view.version:
-            return []
+            return
         self._batch.progressed(now_s)
         begun = self._batch.report(sender, message, self.view)
-        if begun is None:
-            return []
-        if begun.num_committed == 0:
-            return self.repeat(now_s, "no microbatch found a way through", counts=True)
-        self.state = LeaderState.AGGREGATING
-        return [Send(self.node_id, begun)]
+        if begun is not None and begun.num_committed == 0:
+            self.repeat(now_s, "no microbatch found a way through", counts=True)
+        elif begun is not None:
+            self.state = LeaderState.AGGREGATING
+            self._out.send(self.node_id, begun)
 
-    def voted(self, now_s: float, vote: Ready) -> list[Effect]:
+    def voted(self, now_s: float, vote: Ready) -> None:
         """All members have voted (or one against): decide, unless commits are blocked."""
         late = vote.averaging != AveragingId(self.iteration, self.view.version)
         if late or self.state is not LeaderState.AGGREGATING:
-            return []
+            return
         if failure := self.sync.failure(self._batch.begun, vote):
-            return self.repeat(now_s, failure, counts=True)
-        self._batch.vote = vote
-        self._batch.vote_term = self.view.term
-        self._batch.progressed(now_s)
-        asked = self.audits.begin(now_s, self.view, vote.averaging)
-        return asked + self.decide(now_s)
+            self.repeat(now_s, failure, counts=True)
+        else:
+            self._batch.vote = vote
+            self._batch.vote_term = self.view.term
+            self._batch.progressed(now_s)
+            self.audits.begin(now_s, self.view, vote.averaging)
+            self.decide(now_s)
 
-    def block_commits(self, now_s: float, *, blocked: bool) -> list[Effect]:
+    def block_commits(self, now_s: float, *, blocked: bool) -> None:
         self.commits_blocked = blocked
-        return self.decide(now_s)
+        self.decide(now_s)
 
-    def decide(self, now_s: float) -> list[Effect]:
+    def decide(self, now_s: float) -> None:
         """Commit the iteration. The only place where a commit is made."""
         begun = self._batch.begun
         vote = self._batch.vote
         if self.commits_blocked or self.audits.pending or vote is None or begun is None:
-            return []
+            return
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
         assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
         self.committed = self.iteration
@@ -507,14 +512,9 @@ class Leader:
         self.suspicions.committed()
         self.quorum.committed(self.view)
         self.audits.committed(self.view)
-        number = self.iteration.number
         duration_s = self._batch.committed(now_s)
-        before, counted = self.sync.committed(begun, vote, duration_s)
-        averaged = self.sync.anchor == self.iteration
-        rebuilt = self.recovery.committed(now_s, number, vote.hashes, before=before)
         self.loss = begun.loss_sum / begun.num_committed
-        num_tokens = begun.num_tokens
-        note = noted(
+        self._out.note(
             "iteration.committed",
             iteration=str(self.iteration),
             loss=self.loss,
@@ -524,9 +524,12 @@ class Leader:
             num_deferred=begun.num_deferred,
             **({"num_reread": begun.num_reread} if begun.num_reread else {}),
         )
+        before = self.sync.committed(begun, vote, duration_s)
+        averaged = self.sync.anchor == self.iteration
+        self.recovery.committed(now_s, self.iteration.number, vote.hashes, before=before)
         done = 0 < self.run.num_iterations <= self.iteration.number
         whole = not self.sync.travelling.fragment
-        parted = self.seats.committed(self.view, averaged=averaged, whole=whole, last=done)
+        self.seats.committed(self.view, averaged=averaged, whole=whole, last=done)
         gone = self.seats.departing(self.view)
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, self.sync.anchor, staff) and not done
@@ -536,42 +539,41 @@ class Leader:
         epoch = 0 if changed else self._strategy.facts.agreed_epoch
         next_iteration = replace(self.iteration, number=self.iteration.number + 1, attempt=1)
         opening = self._opening(next_iteration, view, paused=done, epoch=epoch)
-        voted = (vote.hashes, self.loss, num_tokens, self.view.version, self._batch.vote_term)
-        message = Open(self.iteration, Outcome.COMMITTED, opening, "", *voted)
-        effects = [note, *counted, *rebuilt, *parted, *self._announce(now_s, message, goodbye=gone)]
+        told = (self.loss, begun.num_tokens, self.view.version, self._batch.vote_term)
+        message = Open(self.iteration, Outcome.COMMITTED, opening, "", vote.hashes, *told)
+        self._announce(now_s, message, goodbye=gone)
         if done:
             self.state = LeaderState.PAUSED
             self._batch.by_s = None
-            effects += self._query(now_s)
-        return effects
+            self._query(now_s)
 
-    def repeat(self, now_s: float, reason: str, *, counts: bool) -> list[Effect]:
+    def repeat(self, now_s: float, reason: str, *, counts: bool) -> None:
         """Repeat the iteration with the same members and new flows."""
         if counts and not (self.view.idle_stages or self.quorum.lacking):
             self._num_failures += 1
         if self._num_failures >= _FAILURES_MAX:
             times = f"iteration {self.iteration.number} failed {self._num_failures} times"
-            return self.give_up(f"{times}, last: {reason}")
-        # Candidates follow commits. If none come they fetch the state as members: with them the run
-        # may have a quorum without whoever holds it up.
-        level = self._num_failures + self._num_stalls < _STUCK_FAILURES
-        view = self._next_view(level=level)
-        return self._open(now_s, view, reason=reason)
+            self.give_up(f"{times}, last: {reason}")
+        else:
+            # Candidates follow commits. If none come they fetch the state as members: with them the
+            # run may have a quorum without whoever holds it up.
+            level = self._num_failures + self._num_stalls < _STUCK_FAILURES
+            self._open(now_s, self._next_view(level=level), reason=reason)
 
-    def give_up(self, reason: str) -> list[Effect]:
+    def give_up(self, reason: str) -> None:
         """The run can't go on: what it has learnt is kept first, and then it ends for everybody."""
         if self.failure or self.state is LeaderState.FINISHED:
-            return []
+            return
         self.failure = reason
         self._completed = True
         self.state = LeaderState.PAUSED
         self._batch.by_s = None
-        return [CompleteRun(self.committed.number)]
+        self._out.put(CompleteRun(self.committed.number))
 
-    def finish(self, *, reason: str, failed: bool) -> list[Effect]:
+    def finish(self, *, reason: str, failed: bool) -> None:
         """End the run for everybody."""
         if self.state is LeaderState.FINISHED:
-            return []
+            return
         self.state = LeaderState.FINISHED
         self._batch.by_s = self.polling.due_s = None
         opening = self._opening(_again(self.iteration), self.view)
@@ -579,14 +581,14 @@ class Leader:
         word = Refuse(reason, over=not self.quorum.lacking)
         aside = [node for node in self.suspicions.cooldowns.nodes if node not in self.view]
         outside = dict.fromkeys([*self.admission.candidates, *aside])
-        waiting = [Send(node, word) for node in outside if node != self.node_id]
+        self._out.send_all((node for node in outside if node != self.node_id), word)
         ended = Open(self.iteration, Outcome.ENDED, opening, reason[:200], failed=failed)
         self.decisions.opened = ended
-        return [*waiting, Send(self.node_id, ended)]
+        self._out.send(self.node_id, ended)
 
     def _open(
         self, now_s: float, view: View, *, reason: str, goodbye: Sequence[NodeId] = ()
-    ) -> list[Effect]:
+    ) -> None:
         """Open another attempt at the iteration."""
         aborted = self.iteration
         next_iteration = _again(self.iteration)
@@ -596,12 +598,11 @@ class Leader:
         outcome = Outcome.REPEATED if aborted.attempt else Outcome.BEGUN
         message = Open(aborted, outcome, opening, reason[:200], hashes)
         # Attempt 0 was never trained: it stands for the time before the first members.
-        note = (
-            noted("iteration.aborted", iteration=str(aborted), reason=reason)
-            if aborted.attempt
-            else noted("run.opened", iteration=str(next_iteration), reason=reason)
-        )
-        return [note, *self._announce(now_s, message, goodbye=goodbye)]
+        if aborted.attempt:
+            self._out.note("iteration.aborted", iteration=str(aborted), reason=reason)
+        else:
+            self._out.note("run.opened", iteration=str(next_iteration), reason=reason)
+        self._announce(now_s, message, goodbye=goodbye)
 
     def _opening(self, next_iteration: Iteration, view: View, **how: Any) -> Opening:
         assert self.committed < next_iteration, (self.committed, next_iteration)
@@ -615,7 +616,7 @@ class Leader:
         how |= self.sync.told(self.committed, next_iteration, view)
         return Opening(next_iteration, self.committed, view, electors=electors, **how)
 
-    def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> list[Effect]:
+    def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> None:
         """Make a decision known, and start the iteration that it opens."""
         opening = message.opening
         assert opening.iteration > self.iteration, "members would drop it as one that they know"
@@ -633,15 +634,15 @@ class Leader:
         if not paused:
             self.state = LeaderState.TRAINING if complete else LeaderState.GATHERING
         self._batch.begin(now_s, runs=complete and not paused)
-        effects: list[Effect] = [Send(self.node_id, message)]
+        self._out.send(self.node_id, message)
         if self.sync.early == self.iteration.number:
-            effects.append(noted("average.hastened", iteration=str(self.iteration)))
-        effects += [Send(node, message) for node in goodbye]
-        effects += self.quorum.wait_for(self.admission.entered(self.view), self.view)
-        effects += self.recovery.opened(now_s, self.view, self.committed.number)
+            self._out.note("average.hastened", iteration=str(self.iteration))
+        self._out.send_all(goodbye, message)
+        self.quorum.wait_for(self.admission.entered(self.view), self.view)
+        self.recovery.opened(now_s, self.view, self.committed.number)
         if self.recovery.needed:
-            effects += self._query(now_s)
-        return effects + self.seats.opened(self.view)
+            self._query(now_s)
+        self.seats.opened(self.view)
 
     # --- other views of the same iteration --------------------------------------------------------
 
@@ -660,7 +661,7 @@ class Leader:
         members = self.admission.members(self.committed, self.sync.anchor, view.members)
         return [m for m in members if m.role is Role.CLIENT and view.roster(m.stage_index)]
 
-    def _let_in(self, now_s: float, clients: Sequence[Member]) -> list[Effect]:
+    def _let_in(self, now_s: float, clients: Sequence[Member]) -> None:
         """Go on with the iteration with these clients, too.
 
         A batch may take an hour. Clients hold nothing that others rely on, so nobody needs to wait
@@ -677,25 +678,25 @@ class Leader:
         electors = self.quorum.told_with(view)
         word = replace(opened, opening=replace(opened.opening, view=view, electors=electors))
         mend = Mend(self.iteration, view, reason)
-        told = [Send(node, word) for node in sorted(new)]
         self.decisions.opened = word
         self.admission.entered(view)
-        note = noted("clients.entered", iteration=str(self.iteration), reason=reason)
-        return [note, *self._resume_in(now_s, view, mend), *told]
+        self._out.note("clients.entered", iteration=str(self.iteration), reason=reason)
+        self._resume_in(now_s, view, mend)
+        self._out.send_all(sorted(new), word)
 
-    def _go_on_without(
-        self, now_s: float, view: View, reason: str, gone: Sequence[NodeId]
-    ) -> list[Effect]:
+    def _go_on_without(self, now_s: float, view: View, reason: str, gone: Sequence[NodeId]) -> None:
         """Go on with the iteration without some relays or clients: others do their part again."""
         # What opened the iteration may have been lost with whom they were to have it from.
         left = orphans(self.view, gone, fanout=self.run.protocol.tree_fanout)
-        words = [word for node in left for word in self.decisions.send(node)]
+        self._out.note("iteration.mended", iteration=str(self.iteration), reason=reason)
+        for node in left:
+            self.decisions.send(node, self._out)
         mend = Mend(self.iteration, view, reason[:200])
-        note = noted("iteration.mended", iteration=str(self.iteration), reason=reason)
-        told = [*self._resume_in(now_s, view, mend), *(Send(node, mend) for node in gone)]
-        return [note, *words, *told, *self.seats.opened(view)]
+        self._resume_in(now_s, view, mend)
+        self._out.send_all(gone, mend)
+        self.seats.opened(view)
 
-    def _resume_in(self, now_s: float, view: View, mend: Mend) -> list[Effect]:
+    def _resume_in(self, now_s: float, view: View, mend: Mend) -> None:
         """Go on with the iteration in another view."""
         self._batch.resume(now_s)
         self.view = view
@@ -703,7 +704,7 @@ class Leader:
         self.quorum.opened(view)
         self.audits.reset()
         self.decisions.mended = mend
-        return [Send(self.node_id, mend)]
+        self._out.send(self.node_id, mend)
 
     def _next_view(
         self,
@@ -732,16 +733,16 @@ class Leader:
 
     # --- lost stages and polls --------------------------------------------------------------------
 
-    def begin_era(self, now_s: float) -> list[Effect]:
+    def begin_era(self, now_s: float) -> None:
         """Go on without what a stage has lost, if it is known how and somebody can take it over."""
         recovery = self.recovery
-        number = self.committed.number
-        plan, effects = recovery.decide(self.view, number, self.admission, self.seats)
+        plan = recovery.decide(self.view, self.committed.number, self.admission, self.seats)
         if recovery.hopeless:
             reason = f"{recovery.lost}, and its weights are nowhere"
-            return effects + self.finish(reason=reason, failed=True)
+            self.finish(reason=reason, failed=True)
+            return
         if plan is None:
-            return effects
+            return
         era = self.iteration.era + 1
         self.committed = Iteration(plan.iteration, 0, era)
         self.loss = None
@@ -751,72 +752,62 @@ class Leader:
         view = self.view.successor(plan.members, leader=self.node_id)
         opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
         message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
-        return effects + self._announce(now_s, message, goodbye=())
+        self._announce(now_s, message, goodbye=())
 
-    def stuck(self, now_s: float, sender: NodeId, reason: str) -> list[Effect]:
+    def stuck(self, now_s: float, sender: NodeId, reason: str) -> None:
         """A member can't get what the era begins with: ask all again what is there."""
-        if sender not in self.view or not self.recovery.refuse(sender, self.node_id):
-            return []
-        self.polling.due_s = now_s
-        return [noted("return.failed", peer=sender, reason=reason)]
+        if sender in self.view and self.recovery.refuse(sender, self.node_id):
+            self.polling.due_s = now_s
+            self._out.note("return.failed", peer=sender, reason=reason)
 
-    def loads_told(self, now_s: float, loads: tuple[NodeLoad, ...]) -> list[Effect]:
+    def loads_told(self, now_s: float, loads: tuple[NodeLoad, ...]) -> None:
         """The answers of all members have come up the tree."""
-        effects = self.polling.told(loads, self.view)
+        self.polling.told(loads, self.view)
         if self.state is LeaderState.PAUSED and not self._completed:
             # All have got as far: nobody misses the last commit if the end overtakes it.
             self._completed = True
-            effects.append(CompleteRun(self.committed.number))
+            self._out.put(CompleteRun(self.committed.number))
         self.recovery.told(loads)
-        return effects + self.begin_era(now_s)
+        self.begin_era(now_s)
 
-    def _query(self, now_s: float) -> list[Effect]:
+    def _query(self, now_s: float) -> None:
         """Ask all members how busy they are and, if a stage is lost, what they keep."""
         view = self.view
         polling = self.polling
         with_kept = self.recovery.needed
-        effects = polling.ask(now_s, self.iteration, view, with_kept=with_kept)
+        polling.ask(now_s, self.iteration, view, with_kept=with_kept)
         if lacking := self.quorum.lacking:
             # Those who are gone can't answer; whoever comes back is needed.
-            effects += polling.told((), view)
+            polling.told((), view)
             gone = {*lacking} - self.admission.candidates.keys()
-            effects += self.suspicions.probes.ask_all(now_s, gone, "gone") + self.retry(now_s)
-        return effects
+            self.suspicions.probes.ask_all(now_s, gone, "gone")
+            self.retry(now_s)
 
     # --- audits -----------------------------------------------------------------------------------
 
-    def _audited(self, now_s: float, sender: NodeId, result: AuditResult) -> list[Effect]:
-        """An auditor has found out whether a relay's work was right."""
-        verdict, effects = self.audits.found(now_s, self.view, sender, result)
-        follows = self._follow(now_s, verdict)
-        return effects + (self.decide(now_s) if follows is None else follows)
-
-    def _audits_overdue(self, now_s: float) -> list[Effect]:
-        """An audit may take too long."""
-        verdict, effects = self.audits.overdue(now_s, self.view)
-        if not effects:
-            return []
-        follows = self._follow(now_s, verdict)
-        return effects + (self.decide(now_s) if follows is None else follows)
-
-    def _not_finite(self, now_s: float, sender: NodeId, node: NodeId) -> list[Effect]:
+    def _not_finite(self, now_s: float, sender: NodeId, node: NodeId) -> None:
         """A member says that it can't use what another has sent."""
         if serves(self.view, sender, node):
-            return self.remove(now_s, {node: NOT_FINITE})
-        verdict, effects = self.audits.not_finite(self.view, sender, node)
-        return effects + (self._follow(now_s, verdict) or [])
+            self.remove(now_s, {node: NOT_FINITE})
+        else:
+            self._follow(now_s, self.audits.not_finite(self.view, sender, node))
 
-    def _follow(self, now_s: float, verdict: Verdict) -> list[Effect] | None:
-        """Go on without liars. None: nothing follows."""
+    def _judge(self, now_s: float, verdict: Verdict) -> None:
+        """An audit has ended, or has taken too long: the decision may wait for that."""
+        if not self._follow(now_s, verdict):
+            self.decide(now_s)
+
+    def _follow(self, now_s: float, verdict: Verdict) -> bool:
+        """Go on without liars. Returns whether there is anything to do after an audit."""
         gone = {**verdict.aside, **verdict.liars}
         # Others have computed with lies: all of the iteration is repeated.
         if present := {node: reason for node, reason in gone.items() if node in self.view}:
-            banned = [node for node in present if node in verdict.liars]
-            bans: list[Effect] = [BanLiar(node, present[node]) for node in banned]
-            return bans + self.remove(now_s, present, mends=False)
-        if verdict.repeats:
-            return self.repeat(now_s, verdict.repeats, counts=False)
-        return None
+            for node in [node for node in present if node in verdict.liars]:
+                self._out.put(BanLiar(node, present[node]))
+            self.remove(now_s, present, mends=False)
+        elif verdict.repeats:
+            self.repeat(now_s, verdict.repeats, counts=False)
+        return bool(present or verdict.repeats)
 
 
 def serves(view: View, server: NodeId, client: NodeId) -> bool:

@@ -13,7 +13,7 @@ from typing import get_args
 
 from decod.ids import NodeId
 from decod.protocol.core import messages
-from decod.protocol.core.context import Context, Promise, RunFacts
+from decod.protocol.core.context import Context, Promise
 from decod.protocol.core.effects import Send, Stop, StopReason
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.events import (
@@ -286,7 +286,6 @@ class Leadership:
     def __init__(
         self,
         context: Context,
-        facts: RunFacts,
         strategy: Strategy,
         forwarding: Forwarding,
         rng: Random,
@@ -294,24 +293,19 @@ class Leadership:
         self._context = context
         self._out = context.out
         self._rng = rng
-        self._facts = facts
         self._strategy = strategy
         self._forwarding = forwarding
         leads = context.view.leader == context.node_id
         self.leader = self._new_leader() if leads else None
-        self.election = Election(context, rng, facts.promise, self._hashes)
+        self.election = Election(context, rng, context.facts.promise, self._hashes)
         self.handover = Handover(context, self.election)
         self._beat_s: float | None = None
         self._told_s: dict[NodeId, float] = {}
         """When nodes that are behind in terms were last told."""
 
     def _new_leader(self) -> Leader:
-        context = self._context
-        around = self._forwarding.around
-        leader = Leader(
-            context.node_id, context.run, self._facts, self._strategy, around, self._rng
-        )
-        leader.recovery.has_start = not context.facts.initial_from_leader
+        leader = Leader(self._context, self._strategy, self._forwarding.around, self._rng)
+        leader.recovery.has_start = not self._context.facts.initial_from_leader
         return leader
 
     def _hashes(self) -> Hashes:
@@ -335,7 +329,7 @@ class Leadership:
     def overdue(self, now_s: float) -> None:
         leader = self.leader
         if leader is not None:
-            self._out.put(*leader.overdue(now_s))
+            leader.overdue(now_s)
         if self._beat_s is not None and self._beat_s <= now_s:
             self._beat(now_s)
         if self._context.node_id in self._context.view:
@@ -414,7 +408,7 @@ class Leadership:
         handover = self.handover
         if leader is not None and (event.ends_run or not handover.possible(leader)):
             reason = leader.failure or "the leader has ended the run"
-            self._out.put(*leader.finish(reason=reason, failed=bool(leader.failure)))
+            leader.finish(reason=reason, failed=bool(leader.failure))
         elif leader is None and not handover.wanted:
             self.election.abstain(now_s)
             return False
@@ -443,7 +437,7 @@ class Leadership:
             if len(view.data_nodes) > 1:
                 self.crippled(messages.STANDS_STILL)
         elif replaceable(view, node) and leader.quorum.allows({*view.by_id} - {node}):
-            self._out.put(*leader.remove(now_s, {node: messages.STANDS_STILL}))
+            leader.remove(now_s, {node: messages.STANDS_STILL})
 
     def crippled(self, reason: str) -> None:
         """Without its compute process this node can't keep its word: it says so and stops.
@@ -456,7 +450,7 @@ class Leadership:
             self._out.send(self._context.view.leader, leave)
             self._out.put(Stop(StopReason.CRIPPLED, reason))
         elif len(self._context.view.data_nodes) == 1:
-            self._out.put(*self.leader.give_up(f"the leader's device failed: {reason}"))
+            self.leader.give_up(f"the leader's device failed: {reason}")
         else:
             self.leader = None
             self._beat_s = None
@@ -487,7 +481,7 @@ class Leadership:
             return
         self.leader = leader = self._new_leader()
         won = replace(won, resigned=self.handover.resigned)
-        self._out.put(*leader.take_over(now_s, won, self._strategy.facts.begun))
+        leader.take_over(now_s, won, self._strategy.facts.begun)
         self.exclude(now_s)
 
     def exclude(self, now_s: float) -> None:
@@ -504,7 +498,7 @@ class Leadership:
         liars = leader.audits.take_convicted()
         self._out.send_all(dict.fromkeys((*known, *candidates, *liars)), word_of(bans))
         if known:
-            self._out.put(*leader.remove(now_s, known))
+            leader.remove(now_s, known)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -536,12 +530,12 @@ class Leadership:
             case messages.Suspect(node, messages.STANDS_STILL) if self.leader and node == sender:
                 self._relieved(now_s, self.leader, node)
             case messages.Suspect(node, reason) if self.leader is not None and node == sender:
-                self._out.put(*self.leader.stuck(now_s, sender, reason))
+                self.leader.stuck(now_s, sender, reason)
             case messages.CatchUp(iteration) if self.leader is None:
                 term = received.term or self._context.view.term
                 election.catch_up(sender, iteration, view_term=term)
             case _ if self.leader is not None:
-                self._out.put(*self.leader.received(now_s, sender, message))
+                self.leader.received(now_s, sender, message)
 
     def found(self, event: LeaderFound) -> None:
         """Somebody says that another leads. Believed only where this node can't lead anyway."""
@@ -558,7 +552,7 @@ class Leadership:
             self.leader.recovery.checkpoint = event.iteration
         else:
             self.leader.recovery.read(event)
-            self._out.put(*self.leader.begin_era(now_s))
+            self.leader.begin_era(now_s)
 
     def persisted(self, now_s: float, event: VotePersisted) -> None:
         """A vote is on disk."""
@@ -571,7 +565,7 @@ class Leadership:
         """
         ping = isinstance(message, messages.Ping)
         if self.leader is not None:
-            self._out.put(*self.leader.unreachable(now_s, node, ping=ping, reason=reason))
+            self.leader.unreachable(now_s, node, ping=ping, reason=reason)
             return True
         if node == self._context.view.leader and self._context.node_id in self._context.view:
             self.election.doubt(now_s)
@@ -584,10 +578,10 @@ class Leadership:
         """The utilisation query has come back to this node, from all members or some."""
         loads = utilisation.complete() if self.leader is not None else None
         if self.leader is not None and loads is not None:
-            self._out.put(*self.leader.loads_told(now_s, loads))
+            self.leader.loads_told(now_s, loads)
 
     def voted(self, now_s: float) -> None:
         """Count the vote of all members, if this node leads and the vote is cast."""
         vote = self._strategy.facts.vote if self.leader is not None else None
         if self.leader is not None and vote is not None:
-            self._out.put(*self.leader.voted(now_s, vote))
+            self.leader.voted(now_s, vote)

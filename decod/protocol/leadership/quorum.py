@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context, Promise
-from decod.protocol.core.effects import Effect, Note, PersistVote, Send
+from decod.protocol.core.effects import Effect, EffectSink, PersistVote
 from decod.protocol.core.era import Hashes
 from decod.protocol.core.messages import Mend, Open
 from decod.protocol.core.messages.decision_messages import (
@@ -61,14 +61,16 @@ class Quorum:
 
     Args:
         leader: The node that leads.
+        out: That node's.
     """
 
-    def __init__(self, leader: NodeId) -> None:
+    def __init__(self, leader: NodeId, out: EffectSink[Effect]) -> None:
         self.electors: tuple[NodeId, ...] = ()
         """Members of the last committed view. The first view that is opened counts as committed."""
         self.lacking: tuple[NodeId, ...] = ()
         """Members that are gone, but without whom no quorum would be left."""
         self._leader = leader
+        self._out = out
         self._rivals: set[NodeId] = set()
         """Other data nodes of the committed view, and of those opened since."""
         self._left: set[NodeId] = set()
@@ -94,13 +96,11 @@ class Quorum:
         self.lacking = ()
         self._compete(view)
 
-    def wait_for(self, gone: Sequence[NodeId], view: View) -> list[Effect]:
+    def wait_for(self, gone: Sequence[NodeId], view: View) -> None:
         """Too many members of `view` are gone: by now somebody else could lead the others."""
-        if {*gone} <= {*self.lacking}:
-            return []
-        self.lacking = tuple(gone)
-        fields = (("num_gone", len(gone)), ("num_total", len(view.members)))
-        return [Note("quorum.lost", fields)]
+        if not {*gone} <= {*self.lacking}:
+            self.lacking = tuple(gone)
+            self._out.note("quorum.lost", num_gone=len(gone), num_total=len(view.members))
 
     def returned(self, node: NodeId) -> bool:
         """A member lives. Returns whether it was one of those that are gone."""
@@ -264,10 +264,11 @@ class LastDecisions:
         self.opened = opened
         self.mended = None
 
-    def send(self, to: NodeId) -> list[Effect]:
+    def send(self, to: NodeId, out: EffectSink[Effect]) -> None:
         """Bring another member to the same place."""
-        words = (self.opened, self.mended)
-        return [Send(to, word) for word in words if word is not None]
+        for word in (self.opened, self.mended):
+            if word is not None:
+                out.send(to, word)
 
 
 class Voter:

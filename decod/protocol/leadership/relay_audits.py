@@ -41,7 +41,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from decod.ids import AveragingId, NodeId
-from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.fingerprints import SEED_BYTES
 from decod.protocol.core.messages import Audit, AuditResult, StandOut
 from decod.protocol.core.messages.audit_messages import AuditCase, AuditedWork
@@ -152,10 +152,12 @@ class RelayAudits:
     Args:
         run: The run's settings.
         rng: Draws who is audited. Nobody may be able to foresee it.
+        out: The leading node's.
     """
 
-    def __init__(self, run: RunConfig, rng: Random) -> None:
+    def __init__(self, run: RunConfig, rng: Random, out: EffectSink[Effect]) -> None:
         self._rng = rng
+        self._out = out
         self._patience_s = run.protocol.complete_timeout_s
         self._config = run.audits if run.audited else NO_AUDITS
         self._cases: dict[NodeId, _Open] = {}
@@ -223,14 +225,13 @@ class RelayAudits:
         self._num_commits = {node: self._num_commits.get(node, 0) + 1 for node in relays}
         self.counts.num_worked += len(relays)
 
-    def stand_out(self, view: View, owner: NodeId, message: StandOut) -> list[Effect]:
+    def stand_out(self, view: View, owner: NodeId, message: StandOut) -> None:
         """A member that has reduced a part says who stands out in it.
 
         It is no proof. If at least half of the others in the stage say so, the relay is audited
         for sure.
         """
         stage = view.by_id[owner].stage_index
-        effects = list[Effect]()
         roster = [member.node_id for member in view.roster(stage)]
         for node in [n for n in message.nodes if n in roster and n != owner and stage]:
             owners = self._standing_out.setdefault(node, set())
@@ -239,12 +240,9 @@ class RelayAudits:
             owners.add(owner)
             if before < needed == len(owners):
                 self._suspects.add(node)
-                effects.append(noted("relay.stands_out", peer=node, num_members=needed))
-        return effects
+                self._out.note("relay.stands_out", peer=node, num_members=needed)
 
-    def not_finite(
-        self, view: View, receiver: NodeId, node: NodeId
-    ) -> tuple[Verdict, list[Effect]]:
+    def not_finite(self, view: View, receiver: NodeId, node: NodeId) -> Verdict:
         """A member says that what another has sent is not finite.
 
         A data node is believed. Of relays that have no proof, the word of several is needed.
@@ -254,30 +252,30 @@ class RelayAudits:
         one = view.by_id.get(receiver)
         other = view.by_id.get(node)
         if one is None or other is None or heard in self._not_finite:
-            return verdict, []
+            return verdict
         near = abs(one.stage_index - other.stage_index) == 1 or one.role is Role.DATA
         if other.role is not Role.RELAY or not near:
-            return verdict, []
+            return verdict
         self._not_finite.add(heard)
         self._suspects.add(node)
         what = f"what it has sent is not finite: {one.label} has seen it"
         found = (node, what) if one.role is Role.DATA else self._liar_of(view, heard)
         if found is None:
-            return verdict, [
-                noted("audit.disputed", peer=node, reason=f"{what}, or says so falsely")
-            ]
-        return verdict, self._named(view, *found, verdict) + self._convict(verdict.liars)
+            self._out.note("audit.disputed", peer=node, reason=f"{what}, or says so falsely")
+        else:
+            self._named(view, *found, verdict)
+            self._convict(verdict.liars)
+        return verdict
 
     # --- an iteration -------------------------------------------------------------------------
 
-    def begin(self, now_s: float, view: View, averaging: AveragingId) -> list[Effect]:
+    def begin(self, now_s: float, view: View, averaging: AveragingId) -> None:
         """All members have voted: audit some relays, or none. Once for each vote."""
-        if averaging == self._averaging:
-            return []
-        self._averaging = averaging
-        self._begun_s = now_s
-        self._cases = {case.relay: _Open(case) for case in self._drawn(view)}
-        return self._ask(now_s, view, [each.case for each in self._cases.values()])
+        if averaging != self._averaging:
+            self._averaging = averaging
+            self._begun_s = now_s
+            self._cases = {case.relay: _Open(case) for case in self._drawn(view)}
+            self._ask(now_s, view, [each.case for each in self._cases.values()])
 
     def _drawn(self, view: View) -> list[AuditCase]:
         """Return whose work is audited, and by whom."""
@@ -297,71 +295,66 @@ class RelayAudits:
     def _seed(self) -> bytes:
         return self._rng.randbytes(SEED_BYTES)
 
-    def _ask(self, now_s: float, view: View, cases: Sequence[AuditCase]) -> list[Effect]:
+    def _ask(self, now_s: float, view: View, cases: Sequence[AuditCase]) -> None:
         """Have auditors begin."""
-        if not cases or self._averaging is None:
-            return []
-        self.by_s = now_s + self._patience_s
-        return [Send(view.leader, Audit(self._averaging, tuple(cases)))]
+        if cases and self._averaging is not None:
+            self.by_s = now_s + self._patience_s
+            self._out.send(view.leader, Audit(self._averaging, tuple(cases)))
 
-    def overdue(self, now_s: float, view: View) -> tuple[Verdict, list[Effect]]:
+    def overdue(self, now_s: float, view: View) -> Verdict:
         """Close what takes too long, and then give it up: the iteration must go on."""
         verdict = Verdict()
-        effects = list[Effect]()
         if self.by_s is None or now_s < self.by_s:
-            return verdict, effects
+            return verdict
         waiting = [found for found in self._cases.values() if not found.case.closes]
         for found in waiting:
             found.case = replace(found.case, closes=True)
         if waiting:
-            return verdict, self._ask(now_s, view, [found.case for found in waiting])
+            self._ask(now_s, view, [found.case for found in waiting])
+            return verdict
         for relay, found in [*self._cases.items()]:
             if found.appealed and self._averaging is not None:
                 about = (self._averaging, relay, found.case.opinion, 0, _TOO_LONG)
-                effects += self._settled(view, found, AuditResult(*about), verdict)
+                self._settled(view, found, AuditResult(*about), verdict)
             else:
-                effects += self._unfinished(relay, _TOO_LONG)
+                self._unfinished(relay, _TOO_LONG)
         self._close(now_s)
-        return verdict, effects
+        return verdict
 
-    def found(
-        self, now_s: float, view: View, sender: NodeId, result: AuditResult
-    ) -> tuple[Verdict, list[Effect]]:
+    def found(self, now_s: float, view: View, sender: NodeId, result: AuditResult) -> Verdict:
         """Take in what auditors have found."""
         verdict = Verdict()
-        effects = list[Effect]()
         found = self._cases.get(result.relay)
         if found is None or result.averaging != self._averaging:
-            return verdict, []
+            return verdict
         if (sender, result.opinion) != (found.case.auditors[0], found.case.opinion):
-            return verdict, []
+            return verdict
         if found.appealed:
-            effects += self._settled(view, found, result, verdict)
+            self._settled(view, found, result, verdict)
         elif result.failure:
-            effects += self._unfinished(result.relay, result.failure)
+            self._unfinished(result.relay, result.failure)
         elif result.findings and self._disbelieved(view, sender):
             self._count(result)
         elif found.accused or result.findings:
             if found.accused:
                 found.judged[sender] = _judgement(view, result)
             found.accused = True
-            effects += self._judged(now_s, view, found, result, verdict)
+            self._judged(now_s, view, found, result, verdict)
         else:
             self._count(result)
-        effects += self._convict(verdict.liars)
+        self._convict(verdict.liars)
         if not self._cases:
             self._close(now_s)
-        return verdict, effects
+        return verdict
 
     def _disbelieved(self, view: View, auditor: NodeId) -> bool:
         """Whether a member has said falsely that the only other of its stage lies."""
         return auditor in self._false and len(view.roster(view.by_id[auditor].stage_index)) == 2
 
-    def _convict(self, liars: Mapping[NodeId, str]) -> list[Effect]:
+    def _convict(self, liars: Mapping[NodeId, str]) -> None:
         """Remember who lies, and forget with whom these have differed."""
-        effects: list[Effect] = [
-            noted("relay.lied", peer=node, reason=liars[node]) for node in liars
-        ]
+        for node in liars:
+            self._out.note("relay.lied", peer=node, reason=liars[node])
         self.counts.liars.update(liars)
         self._convicted += liars
         for liar in liars:
@@ -369,7 +362,6 @@ class RelayAudits:
                 self._differ[other].discard(liar)
             for members in [each for each in self._num_disputes if liar in each]:
                 del self._num_disputes[members]
-        return effects
 
     def _judged(
         self,
@@ -378,7 +370,7 @@ class RelayAudits:
         found: _Open,
         result: AuditResult,
         verdict: Verdict,
-    ) -> list[Effect]:
+    ) -> None:
         """Judges have said what they can: decide, or ask another. Adds to the verdict."""
         relay = result.relay
         stage = view.by_id[result.relay].stage_index
@@ -389,34 +381,31 @@ class RelayAudits:
         if not agreed and judges and len(found.judged) < _JUDGES_MAX:
             opinion = found.case.opinion + 1
             found.case = AuditCase(relay, (self._rng.choice(judges),), opinion, self._seed())
-            return self._ask(now_s, view, [found.case])
+            self._ask(now_s, view, [found.case])
+            return
         if not agreed and len(found.judged) < _JUDGES_NEEDED and not found.num_right:
-            return self._appealed(now_s, view, found, result)
+            self._appealed(now_s, view, found, result)
+            return
         self._count(result)
         what = _described(result) or "others have found it wrong"
-        effects = list[Effect]()
         liars = [node for node, num in wrong.items() if num >= _JUDGES_NEEDED]
-        for liar in liars:
-            effects += self._proven(view, relay, liar, what, verdict, silent=found.silent)
-        if liars:
-            return effects
         common = frozenset[NodeId]().union(*disputes).intersection(*disputes)
-        if len(disputes) + wrong[relay] >= _JUDGES_NEEDED and common:
-            return self._disputed(view, relay, common, what, verdict)
-        return [noted("audit.unsettled", peer=relay, reason=what)]
+        if liars:
+            for liar in liars:
+                self._proven(view, relay, liar, what, verdict, silent=found.silent)
+        elif len(disputes) + wrong[relay] >= _JUDGES_NEEDED and common:
+            self._disputed(view, relay, common, what, verdict)
+        else:
+            self._out.note("audit.unsettled", peer=relay, reason=what)
 
-    def _appealed(
-        self, now_s: float, view: View, found: _Open, result: AuditResult
-    ) -> list[Effect]:
+    def _appealed(self, now_s: float, view: View, found: _Open, result: AuditResult) -> None:
         """The only other member of a stage says that a relay lies: the leader judges itself."""
         found.appealed = _described(result)
         opinion = found.case.opinion + 1
         found.case = AuditCase(result.relay, (view.leader,), opinion, self._seed())
-        return self._ask(now_s, view, [found.case])
+        self._ask(now_s, view, [found.case])
 
-    def _settled(
-        self, view: View, found: _Open, result: AuditResult, verdict: Verdict
-    ) -> list[Effect]:
+    def _settled(self, view: View, found: _Open, result: AuditResult, verdict: Verdict) -> None:
         """The leader has judged between the only two of a stage, or could not. Adds to the verdict.
 
         A data node is believed.
@@ -424,22 +413,22 @@ class RelayAudits:
         relay, (accuser,) = result.relay, [*found.judged]
         judgement = _judgement(view, result)
         said = found.judged[accuser]
-        effects = list[Effect]()
         self._count(result)
         what = _described(result) or found.appealed
         for liar in judgement.liars:
-            effects += self._proven(view, relay, liar, what, verdict, silent=judgement.silent)
-        if effects or verdict != Verdict():
-            return effects
+            self._proven(view, relay, liar, what, verdict, silent=judgement.silent)
+        if judgement.liars or verdict != Verdict():
+            return
         # Of other things, somebody may have told the two judges different things.
         if result.failure or judgement.suspects or not said.repeated:
             why = f" (the leader can't tell: {result.failure})" if result.failure else ""
-            return self._alone(relay, accuser, what + why, verdict)
-        reason = f"it says falsely that {_name(relay)} lies, and is not believed again"
-        self._false.add(accuser)
-        return [noted("audit.disputed", peer=accuser, reason=reason)]
+            self._alone(relay, accuser, what + why, verdict)
+        else:
+            reason = f"it says falsely that {_name(relay)} lies, and is not believed again"
+            self._false.add(accuser)
+            self._out.note("audit.disputed", peer=accuser, reason=reason)
 
-    def _alone(self, relay: NodeId, accuser: NodeId, what: str, verdict: Verdict) -> list[Effect]:
+    def _alone(self, relay: NodeId, accuser: NodeId, what: str, verdict: Verdict) -> None:
         """Nobody can tell which of the only two members of a stage lies. Adds to the verdict.
 
         Nobody leaves: it might be the honest one. The iteration is repeated, but not for ever.
@@ -452,21 +441,20 @@ class RelayAudits:
             verdict.repeats = f"{_name(relay)} lies, or {_name(accuser)} about it"
         else:
             reason += f"; after {_REPEATS_MAX} repeats its work is used all the same"
-        return [noted("audit.unsettled", peer=relay, reason=reason)]
+        self._out.note("audit.unsettled", peer=relay, reason=reason)
 
     def _proven(
         self, view: View, relay: NodeId, liar: NodeId, what: str, verdict: Verdict, *, silent: bool
-    ) -> list[Effect]:
+    ) -> None:
         """Judges agree on who lies. Adds to the verdict what follows."""
         if liar != relay:
             why = f"it has signed something else for {_name(relay)} than it tells auditors"
-            return self._named(view, liar, why, verdict)
-        if silent:
+            self._named(view, liar, why, verdict)
+        elif silent:
             # It may be cut off from the judges.
             verdict.aside[relay] = "it does not tell its auditors what it has sent"
         else:
             verdict.liars[relay] = what
-        return []
 
     def _disputed(
         self,
@@ -475,31 +463,30 @@ class RelayAudits:
         others: frozenset[NodeId],
         what: str,
         verdict: Verdict,
-    ) -> list[Effect]:
+    ) -> None:
         """The relay or another member lies. Adds to the verdict what follows."""
         members = frozenset({relay, *others})
         self._num_disputes[members] += 1
         for node in members & view.by_id.keys():
             self._suspects.update(m.node_id for m in view.roster(view.by_id[node].stage_index))
-        reason = f"{what}, or another member lies"
-        names = " or ".join(_name(node) for node in sorted(others))
-        note = noted("audit.disputed", peer=relay, reason=f"{what}, unless {names} lies")
         if (found := self._liar_of(view, members)) is not None:
-            return self._named(view, *found, verdict)
+            self._named(view, *found, verdict)
+            return
+        reason = f"{what}, or another member lies"
         if self._num_disputes[members] < _DISPUTES_NEEDED:
             verdict.repeats = reason
         else:
             verdict.aside = dict.fromkeys(_may_leave(view, sorted(members)), reason)
-        return [note]
+        names = " or ".join(_name(node) for node in sorted(others))
+        self._out.note("audit.disputed", peer=relay, reason=f"{what}, unless {names} lies")
 
-    @staticmethod
-    def _named(view: View, liar: NodeId, why: str, verdict: Verdict) -> list[Effect]:
+    def _named(self, view: View, liar: NodeId, why: str, verdict: Verdict) -> None:
         """Let a known liar leave, if others work on its stage. Adds to the verdict."""
         if _may_leave(view, [liar]):
             verdict.liars[liar] = why
-            return []
-        reason = f"{why}: it is not believed, and stays as the last of its stage"
-        return [noted("audit.disputed", peer=liar, reason=reason)]
+        else:
+            reason = f"{why}: it is not believed, and stays as the last of its stage"
+            self._out.note("audit.disputed", peer=liar, reason=reason)
 
     def _liar_of(self, view: View, members: Collection[NodeId]) -> tuple[NodeId, str] | None:
         """Return who of two members that differ lies, and why that is known; None: it is not."""
@@ -517,10 +504,10 @@ class RelayAudits:
             return most, f"{num} members say something else than it does"
         return None
 
-    def _unfinished(self, relay: NodeId, reason: str) -> list[Effect]:
+    def _unfinished(self, relay: NodeId, reason: str) -> None:
         auditor = self._cases.pop(relay).case.auditors[0]
         self.counts.num_unfinished += 1
-        return [noted("audit.unfinished", peer=relay, auditor=_name(auditor), reason=reason)]
+        self._out.note("audit.unfinished", peer=relay, auditor=_name(auditor), reason=reason)
 
     def _count(self, result: AuditResult) -> None:
         """An audit has come to an end."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from decod.ids import NodeId
-from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.messages import Capacity, CapacityAnswer, NodeLoad
 from decod.protocol.core.view import Member, Role, View
 from decod.run.training_config import SyncConfig
@@ -65,16 +65,19 @@ class Seats:
 
     Args:
         sync: The run's.
+        out: The leading node's.
     """
 
-    def __init__(self, sync: SyncConfig) -> None:
+    def __init__(self, sync: SyncConfig, out: EffectSink[Effect]) -> None:
         self._sync = sync
+        self._out = out
         self._seats = defaultdict[NodeId, _Seat](_Seat)
         self._ending: Stake | None = None
         """What would be lost if the run ended with the last commit, and its end waits for that. The
         run has no work that could be taken from it: with overlap, what is learnt while the last
         average travels is lost."""
-        self._taken_back: list[Effect] = []
+        self._taken_back: list[tuple[NodeId, CapacityAnswer]] = []
+        """What members are told with the next view: they can't have what they were promised."""
 
     def forget(self, node: NodeId) -> None:
         """A member is gone. A later life of it wants nothing yet, and counts its requests anew."""
@@ -95,7 +98,7 @@ class Seats:
 
     # --- capacities ---------------------------------------------------------------------------
 
-    def ask(self, view: View, sender: Member, request: Capacity) -> list[Effect]:
+    def ask(self, view: View, sender: Member, request: Capacity) -> None:
         """Answer a member; the same request gets the same answer, an earlier one none.
 
         Args:
@@ -105,12 +108,12 @@ class Seats:
         """
         seat = self._seats[sender.node_id]
         if seat.wish is not None and request.request_id < seat.wish.request_id:
-            return []
+            return
         if seat.wish is None or request.request_id > seat.wish.request_id:
             others = [self._resized(m) for m in view.members if m.node_id != sender.node_id]
             seat.wish = request
             seat.refusal = self._refusal(others, sender, request.capacity)
-        return [Send(sender.node_id, CapacityAnswer(request.request_id, seat.refusal))]
+        self._out.send(sender.node_id, CapacityAnswer(request.request_id, seat.refusal))
 
     def resizes(self, view: View) -> bool:
         """Whether a view has a member that is to have the capacity that it wants."""
@@ -130,22 +133,19 @@ class Seats:
                 assert seat.wish is not None
                 seat.refusal = refusal
                 answer = CapacityAnswer(seat.wish.request_id, refusal)
-                self._taken_back.append(Send(member.node_id, answer))
+                self._taken_back.append((member.node_id, answer))
             else:
                 result[member.node_id] = changed
         return list(result.values())
 
-    def opened(self, view: View) -> list[Effect]:
-        """Forget what those want who are not in a view.
-
-        Returns what members must be told of what was taken back.
-        """
+    def opened(self, view: View) -> None:
+        """Forget what those want who are not in a view. Tell others what was taken back."""
         for node, seat in self._seats.items():
             if node not in view:
                 seat.wish = None
-        taken_back = self._taken_back
-        self._taken_back = []
-        return taken_back
+        for node, answer in self._taken_back:
+            self._out.send(node, answer)
+        self._taken_back.clear()
 
     def _resized(self, member: Member) -> Member:
         """Return a member with the capacity that it wants."""
@@ -174,20 +174,19 @@ class Seats:
         seat = self._seats.get(node)
         return seat is not None and seat.leaving is not None
 
-    def leave(self, view: View, node: NodeId, reason: str) -> list[Effect]:
-        """A member wants to leave: whatever else it wanted does not matter now.
-
-        Returns notes: that it leaves, and that its whole stage does.
-        """
+    def leave(self, node: NodeId, reason: str) -> None:
+        """A member wants to leave: whatever else it wanted does not matter now."""
         seat = self._seats[node]
         seat.leaving = reason
         seat.wish = None
         self.wait_for_average(node)
-        effects: list[Effect] = [noted("member.leaving", peer=node, reason=reason)]
+
+    def note_leaving(self, view: View, node: NodeId) -> None:
+        """Have it noted that a member is to leave, and that its whole stage is."""
+        self._out.note("member.leaving", peer=node, reason=self._seats[node].leaving)
         stage = view.by_id[node].stage_index
         if all(self.leaves(m.node_id) for m in view.roster(stage)):
-            effects.append(noted("stage.ending", stage=stage, peer=node))
-        return effects
+            self._out.note("stage.ending", stage=stage, peer=node)
 
     def leave_out(self, node: NodeId) -> None:
         """A member is gone, though the iteration that it had a part in goes on."""
@@ -232,8 +231,8 @@ class Seats:
         going = {m.node_id for m in view.members if self.leaves(m.node_id) and self.free(m.node_id)}
         return sorted(going - self.still_needed(view))
 
-    def committed(self, view: View, *, averaged: bool, whole: bool, last: bool) -> list[Effect]:
-        """An iteration is final. Return the note that the run may end, if that waits for this.
+    def committed(self, view: View, *, averaged: bool, whole: bool, last: bool) -> None:
+        """An iteration is final. Have it noted that the run may end, if that waits for this.
 
         Args:
             view: Its members.
@@ -251,13 +250,12 @@ class Seats:
             if seat.stake is Stake.SENDING:
                 seat.taken = capacity or seat.taken
         if self._ending is None:
-            return []
+            return
         sends = self._ending is Stake.SENDING
         self._ending = _next_stake(sends=sends, averaged=averaged, whole=whole, used=used)
-        if self._ending is not Stake.FREE:
-            return []
-        self._ending = None
-        return [noted("learning.shared")]
+        if self._ending is Stake.FREE:
+            self._ending = None
+            self._out.note("learning.shared")
 
     def begin_era(self) -> None:
         """The run goes back: nobody has learnt anything."""

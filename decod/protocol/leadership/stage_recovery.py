@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import NodeState
-from decod.protocol.core.effects import Effect, Note, ReadCheckpoint, noted
+from decod.protocol.core.effects import Effect, EffectSink, ReadCheckpoint
 from decod.protocol.core.era import (
     HOLDERS_MAX,
     Hashes,
@@ -87,9 +87,11 @@ class StageRecovery:
     Args:
         run: The run's settings.
         start_iteration: The committed iteration whose state the run starts from.
+        out: The leading node's.
     """
 
-    def __init__(self, run: RunConfig, start_iteration: int) -> None:
+    def __init__(self, run: RunConfig, start_iteration: int, out: EffectSink[Effect]) -> None:
+        self._out = out
         self.marks: tuple[Mark, ...] = ()
         self.origin: Origin | None = None
         """Of the current era, until its first commit."""
@@ -134,7 +136,7 @@ class StageRecovery:
         self._lost_s = now_s
         self._base = opening.committed.number
 
-    def opened(self, now_s: float, view: View, iteration: int) -> list[Note]:
+    def opened(self, now_s: float, view: View, iteration: int) -> None:
         """The leader announces a view. If a stage is empty that was not, all must be asked.
 
         Args:
@@ -150,7 +152,8 @@ class StageRecovery:
         if new and not self.pending and self.origin is None:
             self._lost_s = now_s
         self.pending = lost
-        return [noted("stage.lost", stage=stage, iteration=iteration) for stage in new]
+        for stage in new:
+            self._out.note("stage.lost", stage=stage, iteration=iteration)
 
     def told(self, loads: tuple[NodeLoad, ...]) -> None:
         """All members have said what is on their disks."""
@@ -174,7 +177,7 @@ class StageRecovery:
 
     def committed(
         self, now_s: float, iteration: int, hashes: Hashes, *, before: int | None
-    ) -> list[Note]:
+    ) -> None:
         """An iteration is final. It is marked if it is the first since it was time.
 
         Args:
@@ -191,15 +194,15 @@ class StageRecovery:
         origin = self.origin
         self.origin = None
         if origin is None:
-            return []
+            return
         self.last = Rebuilt(origin, self._base, now_s - self._lost_s)
-        fields = {
-            "stage": ", ".join(map(str, origin.lost)),
-            "source": origin.source.value,
-            "num_repeated": origin.num_repeated,
-            "duration_s": round(now_s - self._lost_s, 3),
-        }
-        return [noted("stage.rebuilt", **fields)]
+        self._out.note(
+            "stage.rebuilt",
+            stage=", ".join(map(str, origin.lost)),
+            source=origin.source.value,
+            num_repeated=origin.num_repeated,
+            duration_s=round(now_s - self._lost_s, 3),
+        )
 
     def _begun(self, plan: EraPlan) -> None:
         """The next era begins."""
@@ -216,7 +219,7 @@ class StageRecovery:
 
     def decide(
         self, view: View, iteration: int, admission: Admission, seats: Seats
-    ) -> tuple[EraPlan | None, list[Effect]]:
+    ) -> EraPlan | None:
         """Return how the next era begins, once that is known; see `hopeless` and `waiting` too.
 
         A checkpoint is read before all go back to it: who has gone back has nothing else.
@@ -228,13 +231,13 @@ class StageRecovery:
             seats: Who leaves moves nowhere.
         """
         if not self.needed or self._loads is None:
-            return None, []
+            return None
         prepared = {node: c for node, c in admission.candidates.items() if c.stands_by}
         holders = self._holders(view, iteration, prepared)
         found = self._best(view, iteration, holders)
         if found is None:
             self.hopeless = not self._lacking_stages(view)[1]
-            return None, []
+            return None
         base, source, named = found
         # If another stage was lost before this era has committed anything: what that cost too.
         before, lost = self._before
@@ -246,9 +249,12 @@ class StageRecovery:
         if moves is None:
             first = not self.waiting
             self.waiting = True
-            return None, [noted("stage.waiting", reason=self.describe())] if first else []
+            if first:
+                self._out.note("stage.waiting", reason=self.describe())
+            return None
         if source is Source.CHECKPOINT and self._whole != base:
-            return None, self._read(base)
+            self._read(base)
+            return None
         for node in moves:
             admission.moved(node)
         members = [_moved(member, moves, base) for member in view.members]
@@ -256,7 +262,7 @@ class StageRecovery:
         missing = self._missing(view, range(base + 1, iteration + 1), holders)
         plan = EraPlan(base, origin, tuple(members), missing)
         self._begun(plan)
-        return plan, []
+        return plan
 
     @property
     def _before(self) -> tuple[int, tuple[int, ...]]:
@@ -291,12 +297,11 @@ class StageRecovery:
         stuck = [all(m.node_id in self._stuck for m in view.roster(stage)) for stage in lacking]
         return tuple(lacking), not (self._mixed or all(stuck))
 
-    def _read(self, iteration: int) -> list[Effect]:
-        if self._reading == iteration:
-            return []
-        self._reading = iteration
-        self.waiting = False
-        return [ReadCheckpoint(iteration)]
+    def _read(self, iteration: int) -> None:
+        if self._reading != iteration:
+            self._reading = iteration
+            self.waiting = False
+            self._out.put(ReadCheckpoint(iteration))
 
     def _holders(
         self, view: View, iteration: int, prepared: Mapping[NodeId, Candidate]

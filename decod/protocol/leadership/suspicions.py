@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from decod.ids import NodeId
-from decod.protocol.core.effects import Effect, Send, noted
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.events import earliest
 from decod.protocol.core.messages import (
     OF_TENSORS,
@@ -68,6 +68,7 @@ class Probes:
     """
 
     timeout_s: float
+    out: EffectSink[Effect]
     around: Callable[[NodeId, Ping], list[Effect]] = lambda *_: []
     """Asks by way of others."""
     _open: dict[NodeId, _Probe] = field(default_factory=dict)
@@ -75,7 +76,7 @@ class Probes:
 
     def renumbered(self, term: int) -> "Probes":
         """Return one without open questions, whose own are none of an earlier term's."""
-        return Probes(self.timeout_s, self.around, _nonces=count(term << 32))
+        return Probes(self.timeout_s, self.out, self.around, _nonces=count(term << 32))
 
     @property
     def deadline_s(self) -> float | None:
@@ -86,7 +87,7 @@ class Probes:
     def __contains__(self, node: NodeId) -> bool:
         return node in self._open
 
-    def ask(self, now_s: float, node: NodeId, reason: str, slack: float = 1.0) -> list[Effect]:
+    def ask(self, now_s: float, node: NodeId, reason: str, slack: float = 1.0) -> None:
         """Ask a suspect whether it lives, unless it has been asked.
 
         Args:
@@ -95,53 +96,53 @@ class Probes:
             reason: Why it is doubted.
             slack: How many times as long as usual it may take.
         """
-        if node in self._open:
-            return []
-        nonce = next(iter(self._nonces))
-        again_s = now_s + self.timeout_s / _ASKED
-        self._open[node] = _Probe(nonce, now_s + slack * self.timeout_s, again_s, reason)
-        return [Send(node, Ping(nonce))]
+        if node not in self._open:
+            nonce = next(iter(self._nonces))
+            again_s = now_s + self.timeout_s / _ASKED
+            self._open[node] = _Probe(nonce, now_s + slack * self.timeout_s, again_s, reason)
+            self.out.send(node, Ping(nonce))
 
-    def ask_all(self, now_s: float, nodes: Iterable[NodeId], reason: str) -> list[Effect]:
+    def ask_all(self, now_s: float, nodes: Iterable[NodeId], reason: str) -> None:
         """Ask several."""
-        return [effect for node in sorted(nodes) for effect in self.ask(now_s, node, reason)]
+        for node in sorted(nodes):
+            self.ask(now_s, node, reason)
 
     def answered(self, node: NodeId, nonce: int) -> None:
         probe = self._open.get(node)
         if probe is not None and probe.nonce == nonce:
             del self._open[node]
 
-    def undelivered(self, node: NodeId, *, last: bool) -> list[Effect] | None:
-        """A ping did not reach a node: ask again; None if that has been tried often enough.
+    def undelivered(self, node: NodeId, *, last: bool) -> bool:
+        """A ping did not reach a node: ask again. Returns whether that has been tried often enough.
 
         One lost packet must not cost a member, and several not the `last` one of a stage.
         """
         probe = self._open[node]
         probe.num_failed += 1
-        around = self._around(node, probe) if probe.num_failed == 1 else []
+        if probe.num_failed == 1:
+            self._ask_around(node, probe)
         if probe.num_failed >= (_TRIES_LAST if last else probe.tries):
-            return None
-        if probe.num_asked > probe.num_failed:
-            return around
-        probe.num_asked += 1
-        return [Send(node, Ping(probe.nonce))]
+            return True
+        if probe.num_asked <= probe.num_failed:
+            probe.num_asked += 1
+            self.out.send(node, Ping(probe.nonce))
+        return False
 
-    def _around(self, node: NodeId, probe: _Probe) -> list[Effect]:
+    def _ask_around(self, node: NodeId, probe: _Probe) -> None:
         """Have others ask a node."""
-        effects = self.around(node, Ping(probe.nonce))
-        probe.num_asked += len(effects)
-        probe.tries = _TRIES if effects else probe.tries
-        return effects
+        asked = self.around(node, Ping(probe.nonce))
+        self.out.put(*asked)
+        probe.num_asked += len(asked)
+        probe.tries = _TRIES if asked else probe.tries
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Ask again who has not answered yet, and has time left."""
         due = [(n, p) for n, p in self._open.items() if p.again_s <= now_s < p.deadline_s]
-        effects: list[Effect] = []
         for node, probe in due:
             probe.again_s = now_s + self.timeout_s / _ASKED
             probe.num_asked += 1
-            effects += [Send(node, Ping(probe.nonce)), *self._around(node, probe)]
-        return effects
+            self.out.send(node, Ping(probe.nonce))
+            self._ask_around(node, probe)
 
     def silent(self, now_s: float) -> dict[NodeId, str]:
         """Return who has not answered in time, and why it was doubted."""
@@ -217,14 +218,16 @@ class Conflicts:
     Args:
         config: The run's.
         allows: Whether the leader may go on with some members only.
+        out: The leading node's.
     """
 
-    def __init__(self, config: ProtocolConfig, allows: Allows) -> None:
+    def __init__(self, config: ProtocolConfig, allows: Allows, out: EffectSink[Effect]) -> None:
         intervals_s = _PATIENCE_INTERVALS * config.heartbeat_interval_s
         # In the longest of these a member finds out that who was to pass messages on can't.
         self._patience_s = config.probe_timeout_s + intervals_s
         self._fades_s = 2 * config.heartbeat_timeout_s
         self._allows = allows
+        self._out = out
         self._told_s: dict[Ends, tuple[float, float]] = {}
         """When each of them was first told of, and when last. They fade."""
         self._noted_s: dict[Ends, float] = {}
@@ -242,24 +245,24 @@ class Conflicts:
         """When somebody is to be removed."""
         return self._gone[0] if self._gone is not None else None
 
-    def doubted(self, now_s: float, doubt: Doubt, progress: IterationProgress) -> list[Effect]:
+    def doubted(self, now_s: float, doubt: Doubt, progress: IterationProgress) -> None:
         """A member doubts another, of whom the leader knows nothing worse."""
         view = progress.view
         if not all(end in view for end in doubt.ends):
-            return []
+            return
         if doubt.slow:
             self._slowed(now_s, doubt.ends, view)
-            return []
+            return
         self._told_s = {
             ends: told for ends, told in self._told_s.items() if now_s - told[1] <= self._fades_s
         }
         since_s, _ = self._told_s.get(doubt.ends, (now_s, now_s))
         self._told_s[doubt.ends] = (since_s, now_s)
         if now_s - since_s < self._patience_s:
-            return []
+            return
         if now_s - max(since_s, progress.due_s) >= self._patience_s:
             self._settle(now_s, doubt.ends, view)
-        return self._unconfirmed(now_s, doubt.ends, view)
+        self._unconfirmed(now_s, doubt.ends, view)
 
     def _settle(self, now_s: float, ends: Ends, view: View) -> None:
         """The iteration does not get on: one of two members goes, if it is known which."""
@@ -301,17 +304,17 @@ class Conflicts:
         }
         return all(by != accuser or gone == accused for by, gone in self._quarrels_s)
 
-    def _unconfirmed(self, now_s: float, ends: Ends, view: View) -> list[Effect]:
+    def _unconfirmed(self, now_s: float, ends: Ends, view: View) -> None:
         """Tell the operator of a doubt that only one member has, once in a while."""
         last_s = self._noted_s.get(ends, -math.inf)
         if now_s - last_s <= _QUARREL_FADES_S or self._is_confirmed(now_s, ends, view):
-            return []
+            return
         self._noted_s = {
             each: at_s for each, at_s in self._noted_s.items() if now_s - at_s <= _QUARREL_FADES_S
         }
         self._noted_s[ends] = now_s
         accuser, accused = ends
-        return [noted("member.doubted", peer=accuser, suspect=view.by_id[accused].label)]
+        self._out.note("member.doubted", peer=accuser, suspect=view.by_id[accused].label)
 
     def _slowed(self, now_s: float, ends: Ends, view: View) -> None:
         self._slow_s[ends] = now_s
@@ -418,7 +421,8 @@ class Cooldowns:
     last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, out: EffectSink[Effect]) -> None:
+        self._out = out
         self._known: dict[NodeId, _Pause] = {}
 
     @property
@@ -426,7 +430,7 @@ class Cooldowns:
         """Who was set aside, and may still want to come back."""
         return list(self._known)
 
-    def put(self, now_s: float, member: Member, reason: str) -> Effect:
+    def put(self, now_s: float, member: Member, reason: str) -> None:
         """Set a member aside."""
         node = member.node_id
         before = self._known.pop(node, None)
@@ -434,16 +438,17 @@ class Cooldowns:
         self._known[node] = _Pause(now_s + pause_s, pause_s, reason)
         if len(self._known) > _KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        return noted("member.aside", peer=node, reason=reason, pause_s=round(pause_s))
+        self._out.note("member.aside", peer=node, reason=reason, pause_s=round(pause_s))
 
-    def refused(self, now_s: float, node: NodeId) -> list[Effect]:
-        """Return the answer to the offer of a node whose pause is not over; nothing if it is."""
+    def refuse(self, now_s: float, node: NodeId) -> bool:
+        """Refuse the offer of a node whose pause is not over. Returns whether it is not."""
         pause = self._known.get(node)
         if pause is None or pause.until_s <= now_s:
-            return []
+            return False
         again_s = pause.until_s - now_s
         reason = f"it was set aside for {pause.pause_s:.0f} s: {pause.reason}"
-        return [Send(node, Refuse(reason[:200], again_s))]
+        self._out.send(node, Refuse(reason[:200], again_s))
+        return True
 
 
 Around = Callable[[NodeId, Message], list[Effect]]
@@ -457,15 +462,21 @@ class Suspicions:
         config: The run's.
         admission: Knows the candidates.
         quorum: Knows with whom the leader may go on.
+        out: The leading node's.
         around: Sends by way of others.
     """
 
     def __init__(
-        self, config: ProtocolConfig, admission: Admission, quorum: Quorum, around: Around
+        self,
+        config: ProtocolConfig,
+        admission: Admission,
+        quorum: Quorum,
+        out: EffectSink[Effect],
+        around: Around,
     ) -> None:
-        self.probes = Probes(config.probe_timeout_s, around)
-        self.cooldowns = Cooldowns()
-        self._conflicts = Conflicts(config, quorum.allows)
+        self.probes = Probes(config.probe_timeout_s, out, around)
+        self.cooldowns = Cooldowns(out)
+        self._conflicts = Conflicts(config, quorum.allows, out)
         self._refused: set[Ends] = set()
         """Who has had a tensor refused by whom, since the last commit."""
         self._admission = admission
@@ -482,7 +493,7 @@ class Suspicions:
 
     def suspected(
         self, now_s: float, sender: NodeId, message: Suspect, progress: IterationProgress
-    ) -> list[Effect]:
+    ) -> None:
         """A member doubts another, when the run is so far."""
         node = message.node_id
         reason = message.reason
@@ -492,27 +503,28 @@ class Suspicions:
             self._refused.add((sender, node))
         # Whoever is being asked whether it lives may not reach anybody.
         unreached = reason not in (SLOW, *OF_TENSORS) and node not in self.probes
-        effects = list[Effect]()
         if progress.under_way and (slow or unreached):
-            effects += self._conflicts.doubted(now_s, Doubt((sender, node), slow), progress)
-        return effects + self.suspect(now_s, progress.view, node, reason, message.slack)
+            self._conflicts.doubted(now_s, Doubt((sender, node), slow), progress)
+        self.suspect(now_s, progress.view, node, reason, message.slack)
 
     def suspect(
         self, now_s: float, view: View, node: NodeId, reason: str, slack: float = 1.0
-    ) -> list[Effect]:
+    ) -> None:
         """Ask a suspect whether it lives."""
         known = node in view or node in self._admission.candidates
-        if not known or node == view.leader:
-            return []
-        return self.probes.ask(now_s, node, reason, slack)
+        if known and node != view.leader:
+            self.probes.ask(now_s, node, reason, slack)
 
     def unreachable(
         self, now_s: float, view: View, node: NodeId, reason: str, *, ping: bool
-    ) -> list[Effect] | None:
-        """A message of the leader's did not reach a node. None: it was one ping too many."""
-        if not ping or node not in self.probes:
-            return self.suspect(now_s, view, node, reason)
-        return self.probes.undelivered(node, last=node in view.last_workers)
+    ) -> bool:
+        """A message of the leader's did not reach a node. Returns whether it was one ping too
+        many.
+        """
+        if ping and node in self.probes:
+            return self.probes.undelivered(node, last=node in view.last_workers)
+        self.suspect(now_s, view, node, reason)
+        return False
 
     def stalled(self, now_s: float, view: View, loads: Iterable[NodeLoad]) -> bool:
         """An iteration has stood still until its time was up. Returns whether somebody is to go."""
@@ -527,11 +539,12 @@ class Suspicions:
 
     # --- what comes of them -------------------------------------------------------------------
 
-    def overdue(self, now_s: float, view: View) -> tuple[list[Effect], dict[NodeId, str]]:
-        """Ask who is to be asked; return that, and who is gone or is to go, and why."""
+    def overdue(self, now_s: float, view: View) -> dict[NodeId, str]:
+        """Ask who is to be asked. Return who is gone or is to go, and why."""
         probes = self.probes
-        effects = probes.ask_all(now_s, self._admission.doubt(now_s), "not heard of")
-        effects += probes.overdue(now_s)
+        probes.ask_all(now_s, self._admission.doubt(now_s), "not heard of")
+        probes.overdue(now_s)
         apart = self._conflicts.due(view)
-        effects += [self.cooldowns.put(now_s, view.by_id[node], apart[node]) for node in apart]
-        return effects, probes.silent(now_s) | apart
+        for node in apart:
+            self.cooldowns.put(now_s, view.by_id[node], apart[node])
+        return probes.silent(now_s) | apart

@@ -13,7 +13,7 @@ from typing import Any
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
 from decod.protocol.core.context import RunFacts
-from decod.protocol.core.effects import Note, noted
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.messages import BeginAggregation, Ready
 from decod.protocol.core.messages.averaging_messages import StageAverages
@@ -271,9 +271,11 @@ class SyncSchedule:
     Args:
         run: The run's settings.
         facts: What else is known of it.
+        out: The leading node's.
     """
 
-    def __init__(self, run: RunConfig, facts: RunFacts) -> None:
+    def __init__(self, run: RunConfig, facts: RunFacts, out: EffectSink[Effect]) -> None:
+        self._out = out
         self._sync = run.sync
         self._last = run.num_iterations
         self.anchor = Iteration(facts.start_iteration, 0)
@@ -329,8 +331,8 @@ class SyncSchedule:
 
     def committed(
         self, begun: BeginAggregation, vote: Ready, duration_s: float = 0.0
-    ) -> tuple[int | None, list[Note]]:
-        """An iteration is final.
+    ) -> int | None:
+        """An iteration is final. Have it noted what was lost.
 
         Args:
             begun: Its batch.
@@ -338,15 +340,14 @@ class SyncSchedule:
             duration_s: Since it was opened.
 
         Returns:
-            The iteration of the average before this one, or None if this one has none; and what was
-            lost.
+            The iteration of the average before this one, or None if this one has none.
         """
         iteration = begun.averaging.iteration
         if self.is_local(iteration):
             self._durations_s.append(duration_s)
             self.learning.trained(begun.num_committed)
             self._travelled = {stage: version for stage, version in vote.travelled if version}
-            return None, []
+            return None
         self._travelled = {}
         lost = self.learning.averaged(
             begun.num_committed,
@@ -354,10 +355,9 @@ class SyncSchedule:
             self.spec.fragment,
             last=iteration.number == self._last,
         )
-        notes = [
-            noted("learning.lost", stage=stage, num_microbatches=num, iteration=str(iteration))
-            for stage, num in lost
-        ]
+        for stage, num in lost:
+            told = {"stage": stage, "num_microbatches": num, "iteration": str(iteration)}
+            self._out.note("learning.lost", **told)
         used = self.travelling if self._sync.overlap else self.spec
         self.adaptation.stepped(used, self._measured(vote.averages))
         self._durations_s.clear()
@@ -366,7 +366,7 @@ class SyncSchedule:
         self.anchor = iteration
         self.travelling = self.spec
         self._plan()
-        return before, notes
+        return before
 
     def _measured(self, averages: tuple[StageAverages, ...]) -> OuterStepFacts:
         ranks = [each.effective_rank for each in averages if each.effective_rank > 0]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.events import KeptRead, Received, StateForgotten, StateKept
 from decod.protocol.core.messages import NodeLoad, UtilisationAnswer, UtilisationQuery
 from decod.protocol.core.view import View, tree_place
@@ -30,10 +30,18 @@ class Polling:
         config: The run's.
         admission: Holds the candidates.
         seats: Keep the newest answers.
+        out: The node's.
     """
 
-    def __init__(self, config: ProtocolConfig, admission: Admission, seats: Seats) -> None:
+    def __init__(
+        self,
+        config: ProtocolConfig,
+        admission: Admission,
+        seats: Seats,
+        out: EffectSink[Effect],
+    ) -> None:
         self.due_s: float | None = None
+        self._out = out
         self._config = config
         self._admission = admission
         self._seats = seats
@@ -46,25 +54,21 @@ class Polling:
         """Another term begins: its questions are newer than all of an earlier one."""
         self._ids = count(term << 32)
 
-    def ask(
-        self, now_s: float, iteration: Iteration, view: View, *, with_kept: bool
-    ) -> list[Effect]:
+    def ask(self, now_s: float, iteration: Iteration, view: View, *, with_kept: bool) -> None:
         """Ask the members of a view; where nobody can answer, place who waits for that."""
         config = self._config
         self.due_s = now_s + max(config.admission_interval_s, config.utilisation_interval_s)
-        effects: list[Effect] = []
         if view.version == 0 or view.idle_stages:
-            effects += self._admission.assign_waiting(view)
+            self._admission.assign_waiting(view)
         if view.version > 0:
             # Where a stage has nobody, it also tells the others that the leader lives.
             query = UtilisationQuery(next(self._ids), iteration, with_kept)
-            effects.append(Send(view.leader, query))
-        return effects
+            self._out.send(view.leader, query)
 
-    def told(self, loads: tuple[NodeLoad, ...], view: View) -> list[Effect]:
+    def told(self, loads: tuple[NodeLoad, ...], view: View) -> None:
         """The answers of all members have come up the tree."""
         self._seats.told(loads)
-        return self._admission.assign_waiting(view)
+        self._admission.assign_waiting(view)
 
 
 class LoadReader(Protocol):

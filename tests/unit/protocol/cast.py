@@ -20,7 +20,6 @@ from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.decision_messages import Open, Outcome
 from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.view import Duty, Member, Opening, Role, View
-from decod.protocol.leadership.leader import Leader
 from decod.run.protocol_config import NO_AUDITS, ProtocolConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import SyncConfig, SyncMethod
@@ -116,11 +115,6 @@ def configured(**changes: float) -> ProtocolConfig:
     return dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type] # Ints are floats.
 
 
-def suspect(leader: Leader, now_s: float, node: NodeId, reason: str) -> list[Effect]:
-    """Have a leader doubt a node."""
-    return leader.suspicions.suspect(now_s, leader.view, node, reason)
-
-
 class Telling:
     """A machine whose methods return what they say. Those that return something still do."""
 
@@ -135,6 +129,12 @@ class Telling:
         self._machine._out.taken()
         result = method(*args, **named)
         return self._machine._out.taken() if result is None else result
+
+
+def suspect(leader: Telling, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+    """Have a leader doubt a node."""
+    leader.suspicions.suspect(now_s, leader.view, node, reason)
+    return leader._out.taken()
 
 
 def sent(effects: list[Effect]) -> list[tuple[NodeId, Message]]:

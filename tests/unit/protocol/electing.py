@@ -95,7 +95,7 @@ class Electing:
         for node in self.nodes:
             self._open(node, repeated(Iteration(1, 0), opening, "begin"))
         first = self.nodes[view.leader]
-        first.lead = Lead(Quorum(view.leader))
+        first.lead = Lead(Quorum(view.leader, first.context.out))
         first.lead.quorum.opened(view)
         self.leaders[1] = view.leader
         self._beat()
@@ -255,7 +255,7 @@ class Electing:
         assert last is not None
         other = self.leaders.setdefault(won.term, me)
         assert other == me, f"term {won.term} is led by {me} and {other}\n" + self.told()
-        node.lead = Lead(Quorum(me))
+        node.lead = Lead(Quorum(me, node.context.out))
         old = {won.old} - {me}
         if won.hashes:
             node.lead.quorum.committed(view)

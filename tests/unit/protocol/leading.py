@@ -1,7 +1,6 @@
 """A leader on its own, for tests: what is said to it, and what it decides."""
 
 import itertools
-from dataclasses import replace
 from types import SimpleNamespace
 
 from decod.ids import AveragingId, Iteration, NodeId
@@ -16,7 +15,17 @@ from decod.protocol.leadership.leader import Leader
 from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.training_config import BatchConfig
-from tests.unit.protocol.cast import D0, D1, FACTS, MANIFEST, RUN, configured, sent
+from tests.unit.protocol.cast import (
+    D0,
+    D1,
+    MANIFEST,
+    Telling,
+    configured,
+    context_of,
+    sent,
+    settle,
+    view_of,
+)
 
 CONFIG = configured(iteration_timeout_s=100.0, min_data_nodes=2)
 LEAVE = Leave("drained by its operator")
@@ -36,15 +45,15 @@ class Run:
     def __init__(
         self, *relays: NodeId, num_iterations: int = 0, config: ProtocolConfig = CONFIG
     ) -> None:
-        settings = replace(
-            RUN,
+        context = context_of(D0, view_of("d0"), config=config)
+        settle(
+            context,
             num_iterations=num_iterations,
             stages=StagesConfig(num_relay_stages=1),
             batch=BatchConfig(num_data_nodes=2),
-            protocol=config,
         )
         self.facts = SimpleNamespace(agreed_epoch=0, average_travels=False)
-        self.leader = Leader(D0, settings, FACTS, self)  # It stands for the strategy, too.
+        self.leader = Telling(Leader(context, self))  # It stands for the strategy, too.
         self.leader.polling.start(0.0)
         self.incarnations = itertools.count(1)
         for node in relays:

@@ -1,6 +1,7 @@
 """When members that live can't work together, and who goes."""
 
 from decod.ids import NodeId
+from decod.protocol.core.effects import EffectSink
 from decod.protocol.core.view import View
 from decod.protocol.leadership.suspicions import Conflicts, Doubt, IterationProgress
 from tests.unit.protocol.cast import CONFIG, D0, R1A, R1B, R1C, R2A, R2B, view_of
@@ -11,7 +12,7 @@ PATIENCE_S = CONFIG.probe_timeout_s + 2 * CONFIG.heartbeat_interval_s
 
 
 def discord() -> Conflicts:
-    return Conflicts(CONFIG, lambda _: True)
+    return Conflicts(CONFIG, lambda _: True, EffectSink())
 
 
 def told(

@@ -3,6 +3,7 @@
 import pytest
 
 from decod.ids import NodeId
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.messages.membership_messages import TENSOR_REFUSED, TOO_SLOW, Suspect
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.quorum import Quorum
@@ -19,16 +20,17 @@ class Leader:
     """Its doubts, and who is told to go."""
 
     def __init__(self) -> None:
-        quorum = Quorum(D0)
+        out = EffectSink[Effect]()
+        quorum = Quorum(D0, out)
         quorum.committed(VIEW)
-        admission = Admission(STAGED, FACTS, Seats(STAGED.sync))
-        self.suspicions = Suspicions(CONFIG, admission, quorum, lambda *_: [])
+        admission = Admission(STAGED, FACTS, Seats(STAGED.sync, out), out)
+        self.suspicions = Suspicions(CONFIG, admission, quorum, out, lambda *_: [])
 
     def hear(self, *reports: tuple[NodeId, NodeId, str]) -> set[NodeId]:
         """Take in who doubts whom, and why; return who goes."""
         for sender, node, reason in reports:
             self.suspicions.suspected(1.0, sender, Suspect(node, reason), STANDING)
-        return set(self.suspicions.overdue(1.0, VIEW)[1])
+        return set(self.suspicions.overdue(1.0, VIEW))
 
 
 def test_a_tensor_that_is_refused_once_is_a_mishap() -> None:

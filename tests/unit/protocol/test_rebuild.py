@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.core.effects import Effect, ReadCheckpoint
+from decod.protocol.core.effects import Effect, EffectSink, ReadCheckpoint
 from decod.protocol.core.era import Kept, Mark, Source
 from decod.protocol.core.events import CheckpointRead
 from decod.protocol.core.messages.decision_messages import NodeLoad
@@ -45,9 +45,10 @@ class Run:
     on_disk: dict[str, list[Kept]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.recovery = StageRecovery(STAGED, 0)
-        self.seats = Seats(STAGED.sync)
-        self.admission = Admission(STAGED, FACTS, self.seats)
+        self.out = EffectSink[Effect]()
+        self.recovery = StageRecovery(STAGED, 0, self.out)
+        self.seats = Seats(STAGED.sync, self.out)
+        self.admission = Admission(STAGED, FACTS, self.seats, self.out)
         self.recovery.marks = (mark(10), mark(20))
         # What stages that live have kept of themselves.
         for name in ALL:
@@ -66,21 +67,20 @@ class Run:
 
     def decide_without(self) -> tuple[EraPlan | None, list[Effect]]:
         """What is decided on what is known by now."""
-        return self.recovery.decide(self.view, self.iteration, self.admission, self.seats)
+        self.out.taken()
+        plan = self.recovery.decide(self.view, self.iteration, self.admission, self.seats)
+        return plan, self.out.taken()
 
     def decide(self) -> EraPlan | None:
         self.recovery.opened(100.0, self.view, self.iteration)
-        assert self.recovery.decide(self.view, self.iteration, self.admission, self.seats) == (
-            None,
-            [],
-        ), "ask first"
+        assert self.decide_without() == (None, []), "ask first"
         self.recovery.told(
             tuple(
                 NodeLoad(node, 0, 2, 0, "training", tuple(self.on_disk.get(node, ())))
                 for node in self.view.by_id
             )
         )
-        return self.recovery.decide(self.view, self.iteration, self.admission, self.seats)[0]
+        return self.decide_without()[0]
 
 
 def plan_of(run: Run) -> EraPlan:
@@ -96,7 +96,7 @@ def plan_after_reading(run: Run, *, newest: int | None) -> EraPlan:
     assert run.decide() is None
     assert f"reading the checkpoint of iteration {asked}" in run.recovery.describe()
     run.recovery.read(CheckpointRead(asked, newest))
-    plan, effects = run.recovery.decide(run.view, run.iteration, run.admission, run.seats)
+    plan, effects = run.decide_without()
     assert plan is not None
     assert effects == []
     return plan
@@ -159,14 +159,11 @@ def test_a_checkpoint_is_read_once_and_only_when_somebody_can_take_over() -> Non
     assert run.recovery.waiting
     run.join("r1a", stage=1)
     for expected in ([ReadCheckpoint(22)], []):
-        assert run.recovery.decide(run.view, run.iteration, run.admission, run.seats) == (
-            None,
-            expected,
-        )
+        assert run.decide_without() == (None, expected)
     run.recovery.read(CheckpointRead(9, None))
     assert run.recovery.checkpoint == 22, "an answer to another question"
     run.recovery.read(CheckpointRead(22, 22))
-    plan, _ = run.recovery.decide(run.view, run.iteration, run.admission, run.seats)
+    plan, _ = run.decide_without()
     assert plan is not None
     assert plan.iteration == 22
 

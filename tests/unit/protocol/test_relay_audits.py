@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
-from decod.protocol.core.effects import Effect, Note, Send
+from decod.protocol.core.effects import Effect, EffectSink, Note, Send
 from decod.protocol.core.messages.audit_messages import (
     Audit,
     AuditCase,
@@ -19,7 +19,19 @@ from decod.protocol.core.messages.audit_messages import (
 from decod.protocol.leadership.relay_audits import PROBATION_ITERATIONS, RelayAudits, Verdict
 from decod.run.protocol_config import NO_AUDITS, AuditConfig
 from decod.run.run_config import RunConfig
-from tests.unit.protocol.cast import D0, R1A, R1B, R1C, R2A, R2B, RUN, configured, notes_of, view_of
+from tests.unit.protocol.cast import (
+    D0,
+    R1A,
+    R1B,
+    R1C,
+    R2A,
+    R2B,
+    RUN,
+    Telling,
+    configured,
+    notes_of,
+    view_of,
+)
 
 R1D = NodeId("r1d")
 VIEW = view_of("d0", "r1a", "r1b", "r1c", "r1d", "r2a", "r2b")
@@ -33,16 +45,21 @@ class Leader:
 
     def __init__(self, *stage: str, config: AuditConfig = ALWAYS) -> None:
         self.view = view_of("d0", *(stage or ("r1a", "r1b", "r1c", "r1d")), "r2a", "r2b")
-        self.audits = RelayAudits(replace(RUN, audits=config, protocol=PATIENT), Random(3))
+        self.out = EffectSink[Effect]()
+        run = replace(RUN, audits=config, protocol=PATIENT)
+        self.audits = RelayAudits(run, Random(3), self.out)
         self.begin()
+
+    def told(self, verdict: Verdict) -> tuple[Verdict, list[Effect]]:
+        """Return a verdict and what was said with it."""
+        return verdict, self.out.taken()
 
     def begin(self, number: int = 3) -> None:
         self.audits.reset()
         averaging = AveragingId(Iteration(number, 1), 1)
         self.averaging = averaging
-        self.cases = {
-            each.relay: each for each in asked(self.audits.begin(0.0, self.view, averaging))
-        }
+        self.audits.begin(0.0, self.view, averaging)
+        self.cases = {each.relay: each for each in asked(self.out.taken())}
 
     def tell(
         self, relay: NodeId, *findings: Finding, failure: str = "", sender: NodeId | None = None
@@ -50,7 +67,8 @@ class Leader:
         """Let the auditors of a relay's latest opinion tell what they have found."""
         case = self.cases[relay]
         result = AuditResult(self.averaging, relay, case.opinion, 4, failure, findings)
-        verdict, effects = self.audits.found(1.0, self.view, sender or case.auditors[0], result)
+        auditor = sender or case.auditors[0]
+        verdict, effects = self.told(self.audits.found(1.0, self.view, auditor, result))
         self.cases.update((each.relay, each) for each in asked(effects))
         return verdict, effects
 
@@ -69,6 +87,10 @@ class Leader:
         for relay in [*self.cases]:
             if relay != R1A:
                 self.tell(relay)
+
+
+def audits_of(run: RunConfig) -> Telling:
+    return Telling(RelayAudits(run, Random(3), EffectSink()))
 
 
 def asked(effects: list[Effect]) -> list[AuditCase]:
@@ -134,7 +156,8 @@ def test_auditors_are_others_of_the_stage() -> None:
 
 def test_one_vote_is_audited_once() -> None:
     leader = Leader()
-    assert leader.audits.begin(0.0, leader.view, leader.averaging) == []
+    leader.audits.begin(0.0, leader.view, leader.averaging)
+    assert leader.out.taken() == []
 
 
 def test_two_judges_confirm_that_a_relay_lies() -> None:
@@ -249,8 +272,8 @@ def test_what_the_leader_can_not_settle_is_repeated_three_times_and_nobody_leave
 def test_a_leader_that_takes_too_long_to_judge_has_the_iteration_repeated() -> None:
     leader = Leader("r1a", "r1b")
     appealed(leader, LIES)
-    assert asked(leader.audits.overdue(20.0, leader.view)[1])
-    verdict, effects = leader.audits.overdue(40.0, leader.view)
+    assert asked(leader.told(leader.audits.overdue(20.0, leader.view))[1])
+    verdict, effects = leader.told(leader.audits.overdue(40.0, leader.view))
     assert verdict.repeats
     assert notes_of(effects) == ["audit.unsettled"]
 
@@ -376,7 +399,7 @@ def reports(leader: Leader, *ends: tuple[NodeId, NodeId]) -> Verdict:
     for receiver, node in ends:
         assert verdict == Verdict()
         leader.audits.reset()
-        verdict, effects = leader.audits.not_finite(leader.view, receiver, node)
+        verdict, effects = leader.told(leader.audits.not_finite(leader.view, receiver, node))
         assert notes_of(effects) == ["relay.lied" if verdict.liars else "audit.disputed"]
         assert leader.audits.share_of(node) == 1.0
     return verdict
@@ -402,7 +425,7 @@ def test_a_false_report_of_nan_removes_nobody() -> None:
 @pytest.mark.parametrize("ends", [(R1B, R1A), (R2A, D0), (NodeId("x"), R1A), (R1A, R1A)])
 def test_a_report_of_nan_by_who_can_have_got_none_is_not_heard(ends: tuple[NodeId, NodeId]) -> None:
     leader = Leader()
-    assert leader.audits.not_finite(leader.view, *ends) == (Verdict(), [])
+    assert leader.told(leader.audits.not_finite(leader.view, *ends)) == (Verdict(), [])
 
 
 def test_a_data_node_is_believed() -> None:
@@ -448,12 +471,12 @@ def test_a_late_answer_of_another_opinion_is_not_heard() -> None:
 def test_what_takes_too_long_is_closed_and_then_given_up() -> None:
     leader = Leader()
     assert leader.audits.by_s == 10.0
-    assert leader.audits.overdue(9.9, leader.view) == (Verdict(), [])
-    closing = asked(leader.audits.overdue(10.0, leader.view)[1])
+    assert leader.told(leader.audits.overdue(9.9, leader.view)) == (Verdict(), [])
+    closing = asked(leader.told(leader.audits.overdue(10.0, leader.view))[1])
     assert closing == [replace(case, closes=True) for case in leader.cases.values()]
     assert leader.tell(R1A) == (Verdict(), []), "it may still say what it has found"
     assert leader.audits.by_s == 20.0
-    verdict, effects = leader.audits.overdue(20.0, leader.view)
+    verdict, effects = leader.told(leader.audits.overdue(20.0, leader.view))
     assert verdict == Verdict()
     assert notes_of(effects) == ["audit.unfinished"] * 5
     assert not leader.audits.pending
@@ -468,7 +491,7 @@ def test_an_audit_that_fails_says_nothing_about_the_relay() -> None:
 
 
 def test_half_of_the_others_must_say_that_a_relay_stands_out() -> None:
-    audits, view = RelayAudits(RunConfig(), Random(3)), Leader().view
+    audits, view = audits_of(RunConfig()), Leader().view
     says = StandOut(AVERAGING, (R1A, R2A))
     assert audits.stand_out(view, R1B, says) == audits.stand_out(view, R1B, says) == []
     assert audits.stand_out(view, R1A, StandOut(AVERAGING, (R1A,))) == [], "not by itself"
@@ -481,14 +504,14 @@ def test_half_of_the_others_must_say_that_a_relay_stands_out() -> None:
 
 
 def test_one_iteration_does_not_count_for_the_next() -> None:
-    audits, view = RelayAudits(RunConfig(), Random(3)), Leader().view
+    audits, view = audits_of(RunConfig()), Leader().view
     audits.stand_out(view, R1B, StandOut(AVERAGING, (R1A,)))
     audits.reset()
     assert audits.stand_out(view, R1C, StandOut(AVERAGING, (R1A,))) == []
 
 
 def test_probation_ends() -> None:
-    audits = RelayAudits(RunConfig(), Random(3))
+    audits = audits_of(RunConfig())
     for _ in range(PROBATION_ITERATIONS):
         assert audits.share_of(R1A) == 0.2
         audits.committed(VIEW)
@@ -496,9 +519,7 @@ def test_probation_ends() -> None:
 
 
 def test_the_audited_share_is_the_one_that_was_asked_for() -> None:
-    audits = RelayAudits(
-        RunConfig(audits=AuditConfig(share=0.1, share_in_probation=0.1)), Random(3)
-    )
+    audits = audits_of(RunConfig(audits=AuditConfig(share=0.1, share_in_probation=0.1)))
     num = 0
     for number in range(2000):
         audits.reset()

@@ -5,19 +5,23 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId
-from decod.protocol.core.effects import Effect
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.messages.membership_messages import Capacity, CapacityAnswer
 from decod.protocol.core.view import View
 from decod.protocol.leadership.seats import Seats
 from decod.run.training_config import SyncConfig
-from tests.unit.protocol.cast import D0, LOCALLY, R1A, R1B, R1C, notes_of, sent, view_of
+from tests.unit.protocol.cast import D0, LOCALLY, R1A, R1B, R1C, Telling, notes_of, sent, view_of
 
 ALL = view_of("d0", "r1a", "r1b", "r1c")
 PAIR = view_of("d0", "r1a", "r1b")
 OVERLAPPED = replace(LOCALLY, overlap=True)
 
 
-def ask(seats: Seats, node: NodeId, capacity: int, *, view: View = ALL) -> str:
+def seats_of(sync: SyncConfig) -> Telling:
+    return Telling(Seats(sync, EffectSink()))
+
+
+def ask(seats: Telling, node: NodeId, capacity: int, *, view: View = ALL) -> str:
     """Ask for a capacity; returns why not, or nothing."""
     return refusal_of(seats.ask(view, view.by_id[node], Capacity(1, capacity)), node)
 
@@ -29,7 +33,7 @@ def refusal_of(effects: list[Effect], node: NodeId) -> str:
     return answer.refusal
 
 
-def capacities(seats: Seats) -> str:
+def capacities(seats: Telling) -> str:
     """Return the capacities of the next view's relays, in order."""
     members = seats.resized(ALL.members)
     assert [m.node_id for m in members] == [m.node_id for m in ALL.members]
@@ -37,7 +41,7 @@ def capacities(seats: Seats) -> str:
 
 
 def test_the_last_of_a_stage_is_refused_whoever_asks_first() -> None:
-    seats = Seats(SyncConfig())
+    seats = seats_of(SyncConfig())
     assert [ask(seats, node, 0) for node in (R1C, R1A)] == ["", ""]
     assert "stage 1 would stop" in ask(seats, R1B, 0)
     assert capacities(seats) == "0 2 0"
@@ -45,17 +49,17 @@ def test_the_last_of_a_stage_is_refused_whoever_asks_first() -> None:
 
 def test_a_data_node_is_not_paused() -> None:
     view = view_of("d0", "d1", "r1a", "r1b")
-    assert "data node" in ask(Seats(SyncConfig()), D0, 0, view=view)
+    assert "data node" in ask(seats_of(SyncConfig()), D0, 0, view=view)
 
 
-def after(seats: Seats, view: View, *, averaged: bool) -> View:
+def after(seats: Telling, view: View, *, averaged: bool) -> View:
     """Commit an iteration. Return the view of the next."""
     seats.committed(view, averaged=averaged, whole=True, last=False)
     return replace(view, members=tuple(seats.relieved(view.members)))
 
 
 def test_who_stays_after_all_gets_its_work_back() -> None:
-    seats = Seats(OVERLAPPED)
+    seats = seats_of(OVERLAPPED)
     seats.wait_for_average(R1A)
     view = after(seats, PAIR, averaged=True)
     assert not seats.relieves(view)
@@ -66,7 +70,7 @@ def test_who_stays_after_all_gets_its_work_back() -> None:
 
 @pytest.mark.parametrize(("sync", "num"), [(LOCALLY, 1), (OVERLAPPED, 2)])
 def test_a_run_ends_behind_its_last_average(sync: SyncConfig, num: int) -> None:
-    seats = Seats(sync)
+    seats = seats_of(sync)
     seats.wait_to_end()
     found = [
         seats.committed(PAIR, averaged=averaged, whole=True, last=False)

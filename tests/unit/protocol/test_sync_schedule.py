@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import AveragingId, Iteration, NodeId
+from decod.protocol.core.effects import EffectSink
 from decod.protocol.core.messages.averaging_messages import BeginAggregation, Ready, StageAverages
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.sync_schedule import SyncSchedule
@@ -22,7 +23,8 @@ def schedule(
     *, every: int = 3, overlaps: bool = False, start: int = 0, fragments: int = 1
 ) -> SyncSchedule:
     sync = replace(LOCALLY, every=every, overlap=overlaps, fragments=fragments)
-    return SyncSchedule(replace(ENDING, sync=sync), replace(FACTS, start_iteration=start))
+    facts = replace(FACTS, start_iteration=start)
+    return SyncSchedule(replace(ENDING, sync=sync), facts, EffectSink())
 
 
 def commit(made: SyncSchedule, number: int, *learnt: tuple[int, int]) -> dict[int, int]:
@@ -80,4 +82,4 @@ def test_each_stage_must_have_trained_on_exactly_the_batch(
     begun = BeginAggregation(averaging, num_committed=10, digest=7)
     vote = Ready(averaging, ((0, "a"), (1, "b")), folded=shares)
     assert schedule().failure(begun, vote) == fault
-    assert not SyncSchedule(ENDING, FACTS).failure(begun, vote)
+    assert not SyncSchedule(ENDING, FACTS, EffectSink()).failure(begun, vote)
