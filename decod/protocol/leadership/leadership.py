@@ -284,11 +284,7 @@ class Leadership:
     """One node's view of who leads."""
 
     def __init__(
-        self,
-        context: Context,
-        strategy: Strategy,
-        forwarding: Forwarding,
-        rng: Random,
+        self, context: Context, strategy: Strategy, forwarding: Forwarding, rng: Random
     ) -> None:
         self._context = context
         self._out = context.out
@@ -560,9 +556,7 @@ class Leadership:
         self._take_over(now_s)
 
     def unreachable(self, now_s: float, node: NodeId, message: Message, reason: str) -> bool:
-        """A message could not be delivered. Returns whether that concerns this node alone: else
-        whoever leads is to hear of it.
-        """
+        """A message could not be delivered. Returns whether whoever leads need not hear of it."""
         ping = isinstance(message, messages.Ping)
         if self.leader is not None:
             self.leader.unreachable(now_s, node, ping=ping, reason=reason)

@@ -518,9 +518,7 @@ class Suspicions:
     def unreachable(
         self, now_s: float, view: View, node: NodeId, reason: str, *, ping: bool
     ) -> bool:
-        """A message of the leader's did not reach a node. Returns whether it was one ping too
-        many.
-        """
+        """The leader did not reach a node. Returns whether that was one ping too many."""
         if ping and node in self.probes:
             return self.probes.undelivered(node, last=node in view.last_workers)
         self.suspect(now_s, view, node, reason)

@@ -356,8 +356,9 @@ class SyncSchedule:
             last=iteration.number == self._last,
         )
         for stage, num in lost:
-            told = {"stage": stage, "num_microbatches": num, "iteration": str(iteration)}
-            self._out.note("learning.lost", **told)
+            self._out.note(
+                "learning.lost", stage=stage, num_microbatches=num, iteration=str(iteration)
+            )
         used = self.travelling if self._sync.overlap else self.spec
         self.adaptation.stepped(used, self._measured(vote.averages))
         self._durations_s.clear()

@@ -34,11 +34,7 @@ class Polling:
     """
 
     def __init__(
-        self,
-        config: ProtocolConfig,
-        admission: Admission,
-        seats: Seats,
-        out: EffectSink[Effect],
+        self, config: ProtocolConfig, admission: Admission, seats: Seats, out: EffectSink[Effect]
     ) -> None:
         self.due_s: float | None = None
         self._out = out
