@@ -9,7 +9,6 @@ from decod.ids import NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.bans import BanList, ReadBans
 from decod.protocol.core.context import Context
-from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Stop, StopReason
 from decod.protocol.core.events import (
     Event,
@@ -222,7 +221,7 @@ class Ending:
             case Received(sender, Ping(nonce)):
                 self._out.send(sender, Pong(nonce))
             case Received():
-                self._out.put(*released(event))
+                self._out.free(event.tensor)
             case JobFinished():
                 context.compute.finished(now_s, event)
             case JobFailed():

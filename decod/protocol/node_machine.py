@@ -18,7 +18,7 @@ its receiver, and tried again as long as its iteration lasts.
 """
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 from typing import get_args
@@ -26,7 +26,7 @@ from typing import get_args
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context, Identity, NodeState, RunFacts
-from decod.protocol.core.dispatch import Dispatch, Receiver, released
+from decod.protocol.core.dispatch import Dispatch
 from decod.protocol.core.effects import (
     Effect,
     FreeTensor,
@@ -389,10 +389,7 @@ class NodeMachine:
             outward += self._delivered(now_s)
         self.leadership.overdue(now_s)
         outward += self._delivered(now_s)
-        if self.in_view and not self._stopped:
-            self._availability.overdue(now_s)
-            outward += self._delivered(now_s)
-        for part in (self._liveness, self._measuring):
+        for part in (self._availability, self._liveness, self._measuring):
             if self.in_view and not self._stopped:
                 part.overdue(now_s)
                 outward += self._delivered(now_s)
@@ -406,7 +403,6 @@ class NodeMachine:
     def _register(self) -> None:
         """Say who takes in which kind of message."""
         register = self._dispatch.register
-        said = self._said_by
         register(self.leadership.received, *FOR_LEADERSHIP)
         register(self._availability.received, messages.CapacityAnswer)
         register(self._joining.received, messages.Assign, messages.Refuse)
@@ -417,13 +413,10 @@ class NodeMachine:
         register(self._mended, messages.Mend)
         register(self._counted, messages.UtilisationQuery, messages.UtilisationAnswer)
         register(self.strategy.copy.stage.received, messages.Differs)
-        register(said(lambda _, received: released(received)), messages.LinkProbe)
+        register(self._dispatch.drop, messages.LinkProbe)
         self._dispatch.register_rest(self._of_view, OfView)
         self._dispatch.register_rest(self._of_iteration, OfBatch, OfAveraging)
         self._dispatch.check()
-
-    def _said_by(self, receiver: Callable[[float, Received], list[Effect]]) -> Receiver:
-        return lambda now_s, received: self._out.put(*receiver(now_s, received))
 
     def _screen(self, now_s: float, received: Received) -> None:
         """Take in a message, unless its term is another than this node's."""
@@ -433,7 +426,7 @@ class NodeMachine:
             case Fate.KEEP:
                 self._dispatch.keep(received)
             case Fate.DROP:
-                self._out.put(*released(received))
+                self._out.free(received.tensor)
 
     def _replayed(self, now_s: float, received: Received) -> None:
         self._joining.exchanged(now_s, received, self.strategy.copy.replay_source)

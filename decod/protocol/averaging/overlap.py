@@ -45,7 +45,6 @@ from decod.protocol.averaging.averager import (
     port_of,
 )
 from decod.protocol.core.context import Context
-from decod.protocol.core.dispatch import released
 from decod.protocol.core.events import Received, SendFailed, TensorSent
 from decod.protocol.core.messages import ReducedPart, ReducePart
 
@@ -224,7 +223,7 @@ class Overlap:
         self._early = deque()
         self.end()
         for each in early:
-            self._out.put(*released(each))
+            self._out.free(each.tensor)
 
     def end(self) -> None:
         """Let go of the average."""
@@ -266,11 +265,11 @@ class Overlap:
     def _keep(self, received: Received, averaging: AveragingId) -> None:
         """Keep a message of an average that this node has not begun yet."""
         if averaging.iteration < self._context.opening.anchor:
-            self._out.put(*released(received))
+            self._out.free(received.tensor)
             return
         self._early.append(received)
         if len(self._early) > _EARLY_MAX:
-            self._out.put(*released(self._early.popleft()))
+            self._out.free(self._early.popleft().tensor)
 
     # --- how fast members send ----------------------------------------------------------------
 

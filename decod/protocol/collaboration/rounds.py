@@ -18,7 +18,6 @@ from decod.protocol.collaboration.groups import Groups
 from decod.protocol.collaboration.loading import LaterAverage, Loading, Past, after
 from decod.protocol.collaboration.loop import AnswerLoop, DeliverAverage, PeerSink
 from decod.protocol.collaboration.own_work import OwnWork
-from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import SendTensor, listed
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import AverageKind, Decode, Job, Proposed, Use
@@ -194,7 +193,7 @@ class RoundPart:
                 averager.average(event.sender, message, event.tensor)
 
     def _free(self, event: Received) -> None:
-        self._out.put(*released(event))
+        self._out.free(event.tensor)
 
     def give_up(self) -> None:
         """Nobody needs this attempt any more: release what it holds."""

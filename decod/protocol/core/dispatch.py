@@ -11,7 +11,6 @@ from typing import get_args
 
 from decod.ids import Iteration
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FreeTensor
 from decod.protocol.core.events import Received
 from decod.protocol.core.messages import MESSAGES, Message, RoundMessage
 from decod.protocol.core.messages.scopes import OfAveraging, OfPath, OfRun, OfView
@@ -75,9 +74,13 @@ class Dispatch:
             self.keep(received)
         elif receiver is None or (place is not None and not (place == here and known)):
             # Of a run of another kind, of an earlier iteration or view, or of no member's.
-            self._out.put(*released(received))
+            self._out.free(received.tensor)
         else:
             receiver(now_s, received)
+
+    def drop(self, now_s: float, received: Received) -> None:  # noqa: ARG002 - as a receiver.
+        """Let go of a message."""
+        self._out.free(received.tensor)
 
     # --- early messages -----------------------------------------------------------------------
 
@@ -95,7 +98,7 @@ class Dispatch:
         else:
             return
         self._early.remove(surplus)
-        self._out.put(*released(surplus))
+        self._out.free(surplus.tensor)
 
     def replay(self, now_s: float) -> None:
         """Take up the early messages, in the order in which they came."""
@@ -109,12 +112,7 @@ class Dispatch:
         early = self._early
         self._early = deque()
         for each in early:
-            self._out.put(*released(each))
-
-
-def released(received: Received) -> list[Effect]:
-    """Give the tensor of a message back that is not taken."""
-    return [FreeTensor(received.tensor.id)] if received.tensor is not None else []
+            self._out.free(each.tensor)
 
 
 def _travels(message: Message) -> bool:

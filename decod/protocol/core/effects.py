@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.era import Kept
+from decod.protocol.core.events import Tensor
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.scopes import Way
@@ -304,6 +305,11 @@ class EffectSink(Generic[_Wanted]):
     def put(self, *effects: Effect | _Wanted) -> None:
         """Have other effects carried out."""
         self._said += effects
+
+    def free(self, tensor: Tensor | None) -> None:
+        """Have a tensor freed that came with a message and is not taken. None: there is none."""
+        if tensor is not None:
+            self._said.append(FreeTensor(tensor.id))
 
     # A type variable that only goes in can't come out: hence another one.
     def taken(self: "EffectSink[_E]") -> list[Effect | _E]:

@@ -31,7 +31,6 @@ from dataclasses import dataclass, field, replace
 
 from decod.ids import NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.core.messages import CatchUp, Heartbeat, Leave, LinkReport, Message, Open, Pong
@@ -366,7 +365,7 @@ class Forwarding:
         me = self._context.node_id
         assert way is not None
         if not {me, way.origin, way.goal} <= view.by_id.keys():
-            self._out.put(*released(received))
+            self._out.free(received.tensor)
             self._out.send(way.origin, Passed(way.ticket, arrived=False))
         elif received.tensor is None:
             self._out.put(Send(way.goal, received.message, way))

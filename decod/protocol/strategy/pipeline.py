@@ -14,7 +14,6 @@ from decod.ids import NodeId
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
-from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Effect, listed
 from decod.protocol.core.events import (
     DeadlinePassed,
@@ -475,7 +474,7 @@ class Pipeline:
             if self.overlap is not None:
                 self.overlap.received(received)
             else:
-                self._out.put(*released(received))
+                self._out.free(received.tensor)
             return
         match message:
             case messages.ForwardActivation() | messages.BackwardGradient():

@@ -18,7 +18,6 @@ from typing import NamedTuple
 from decod.ids import NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, Averaging, AveragingUser, Weight, port_of
 from decod.protocol.core.context import Context
-from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import Effect, Send, SendTensor, listed
 from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import Job, Sketched, SketchPart
@@ -55,7 +54,7 @@ def unproven(context: Context, received: Received) -> bool:
     signer = context.proofs.signer_of(message.proof, subject_of(message))
     if signer == sender and digest_in(message.proof) == tensor.digest:
         return False
-    context.out.put(*released(received))
+    context.out.free(received.tensor)
     fields = {"peer": received.sender, "microbatch": str(message.microbatch)}
     context.out.note("tensor.unproven", **fields)
     return True

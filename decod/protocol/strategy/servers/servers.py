@@ -25,7 +25,6 @@ from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, AveragingState, Weight, added, port_of
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
-from decod.protocol.core.dispatch import released
 from decod.protocol.core.effects import CountWork, Stop, StopReason, listed
 from decod.protocol.core.events import (
     DeadlinePassed,
@@ -115,7 +114,7 @@ class Contribution:
         """Take in which microbatches count, once; pass the word on down the tree."""
         message = received.message
         context = self._context
-        self._out.put(*released(received))
+        self._out.free(received.tensor)
         if isinstance(message, BeginAggregation) and self.begun is None:
             self.begun = message
             fanout = context.run.protocol.tree_fanout
@@ -405,7 +404,7 @@ class Servers:
         match message:
             case StageActivation() | StageGradient() if tensor is not None:
                 if self._placement is None:
-                    self._out.put(*released(received))
+                    self._out.free(received.tensor)
                 else:
                     self._arrived(received, self._context.tensors.add(tensor))
             case messages.BeginAggregation():
@@ -422,7 +421,7 @@ class Servers:
         if self._step is not None:
             self._step.received(received)
         else:
-            self._out.put(*released(received))
+            self._out.free(received.tensor)
 
     def _begin_aggregation(self, received: Received) -> None:
         self._of_step(received)
@@ -493,7 +492,7 @@ class Servers:
             case _ if frontal is not None and backward is not None:
                 _heard_by_server(frontal, backward, received, self._context)
             case _:
-                self._out.put(*released(received))
+                self._out.free(received.tensor)
 
     def _undelivered(self, event: SendFailed) -> None:
         """A message or tensor did not arrive."""
@@ -533,4 +532,4 @@ def _heard_by_server(
         case Holding():
             backward.stood(sender, message)
         case _:
-            context.out.put(*released(received))
+            context.out.free(received.tensor)
