@@ -38,7 +38,7 @@ _TAKING_MAX = 6
 _HELD_MAX = 24
 """Models' sizes that a host's memory has room for."""
 
-_REST_S = 30.0
+_REST_S = 300.0
 """After so long, whatever was under way has ended."""
 
 

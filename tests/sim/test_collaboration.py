@@ -167,7 +167,7 @@ def test_rounds_may_be_shorter_than_an_average_takes(seed: int) -> None:
         link=LinkSpec((0.001, 0.005, 0.02)[seed // 3 % 3], 12_500_000.0),
         duration_max_s=600.0,
     )
-    assert run.run().longest_wait_s < 10.0
+    assert run.run().longest_wait_s < 11.0
 
 
 @pytest.mark.slow

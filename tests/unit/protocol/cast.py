@@ -4,9 +4,6 @@ Where stages have servers, `f1a` is a frontal server, `b1a` a backward server, `
 """
 
 import dataclasses
-from collections.abc import Callable
-from functools import partial
-from inspect import ismethod
 from typing import Any
 
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, TensorId
@@ -115,23 +112,35 @@ def configured(**changes: float) -> ProtocolConfig:
     return dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type] # Ints are floats.
 
 
-class Telling:
-    """A machine whose methods return what they say. Those that return something still do."""
+class Heard:
+    """A machine under test, and its parts. What they say is what their methods return, if these
+    return nothing else.
+
+    Args:
+        machine: It.
+    """
 
     def __init__(self, machine: Any) -> None:
-        self._machine = machine
+        self.__dict__["machine"] = machine
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._machine, name)
-        return partial(self._told, found) if ismethod(found) else found
+        found = getattr(self.machine, name)
+        if callable(found):
+            return self._heard(found)
+        return Heard(found) if hasattr(found, "_out") else found
 
-    def _told(self, method: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        self._machine._out.taken()
-        result = method(*args, **named)
-        return self._machine._out.taken() if result is None else result
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self.machine, name, value)
+
+    def _heard(self, method: Any) -> Any:
+        def call(*args: object, **named: object) -> object:
+            found = method(*args, **named)
+            return self.machine._out.taken() if found is None else found
+
+        return call
 
 
-def suspect(leader: Telling, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+def suspect(leader: Heard, now_s: float, node: NodeId, reason: str) -> list[Effect]:
     """Have a leader doubt a node."""
     leader.suspicions.suspect(now_s, leader.view, node, reason)
     return leader._out.taken()
@@ -181,34 +190,6 @@ def told_end(
     else:
         context.compute.failed(now_s, event)
     return context.out.taken()
-
-
-class Heard:
-    """A machine under test, and its parts. What they say is what their methods return, if these
-    return nothing else.
-
-    Args:
-        machine: It.
-    """
-
-    def __init__(self, machine: Any) -> None:
-        self.__dict__["machine"] = machine
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.machine, name)
-        if callable(found):
-            return self._heard(found)
-        return Heard(found) if hasattr(found, "_out") else found
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(self.machine, name, value)
-
-    def _heard(self, method: Any) -> Any:
-        def call(*args: object, **named: object) -> object:
-            found = method(*args, **named)
-            return self.machine._out.taken() if found is None else found
-
-        return call
 
 
 def disown(context: Context) -> None:

@@ -19,7 +19,7 @@ from tests.unit.protocol.cast import (
     D0,
     D1,
     MANIFEST,
-    Telling,
+    Heard,
     configured,
     context_of,
     sent,
@@ -53,7 +53,7 @@ class Run:
             batch=BatchConfig(num_data_nodes=2),
         )
         self.facts = SimpleNamespace(agreed_epoch=0, average_travels=False)
-        self.leader = Telling(Leader(context, self))  # It stands for the strategy, too.
+        self.leader = Heard(Leader(context, self))  # It stands for the strategy, too.
         self.leader.polling.start(0.0)
         self.incarnations = itertools.count(1)
         for node in relays:

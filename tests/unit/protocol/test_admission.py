@@ -13,7 +13,7 @@ from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.seats import Seats
 from decod.run.model_config import StagesConfig
 from decod.run.training_config import BatchConfig
-from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R1B, RUN, Telling, sent, view_of
+from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R1B, RUN, Heard, sent, view_of
 
 STAGED = replace(
     RUN,
@@ -31,20 +31,20 @@ def insisting(stage_index: int | None) -> Join:
 
 
 @pytest.fixture
-def admission() -> Telling:
+def admission() -> Heard:
     out = EffectSink[Effect]()
-    return Telling(Admission(STAGED, FACTS, Seats(STAGED.sync, out), out))
+    return Heard(Admission(STAGED, FACTS, Seats(STAGED.sync, out), out))
 
 
 @pytest.mark.parametrize("stage_index", [0, -1, 3, 10**6])
-def test_a_stage_that_is_none_is_refused(admission: Telling, stage_index: int) -> None:
+def test_a_stage_that_is_none_is_refused(admission: Heard, stage_index: int) -> None:
     ((_, refusal),) = sent(admission.join(NOBODY, R1A, insisting(stage_index)))
     reason = f"stage {stage_index} is not a relay stage: choose auto or 1 to 2"
     assert refusal == Refuse(reason)
     assert admission.candidates == {}
 
 
-def test_another_manifest_is_refused_with_both_hashes(admission: Telling) -> None:
+def test_another_manifest_is_refused_with_both_hashes(admission: Heard) -> None:
     foreign = dataclasses.replace(RELAY, manifest_sha256="f" * 64)
     ((_, refusal),) = sent(admission.join(NOBODY, R1A, foreign))
     assert isinstance(refusal, Refuse)
@@ -52,7 +52,7 @@ def test_another_manifest_is_refused_with_both_hashes(admission: Telling) -> Non
     assert "0" * 16 in refusal.reason
 
 
-def test_a_lost_stage_gets_the_candidate_whose_disk_holds_its_state(admission: Telling) -> None:
+def test_a_lost_stage_gets_the_candidate_whose_disk_holds_its_state(admission: Heard) -> None:
     """Stage 1 has nobody either, and the other candidate is larger."""
     view = view_of("d0", num_stages=3)
     holder = dataclasses.replace(RELAY, kept=(Kept(0, 20, "a"), Kept(2, 20, "b")))
@@ -63,7 +63,7 @@ def test_a_lost_stage_gets_the_candidate_whose_disk_holds_its_state(admission: T
     assert sent(effects) == [(R1B, Assign(2, -1)), (R1A, Assign(1, -1))]
 
 
-def test_who_builds_other_weights_than_its_stage_is_refused(admission: Telling) -> None:
+def test_who_builds_other_weights_than_its_stage_is_refused(admission: Heard) -> None:
     """Members of a stage must start from the same bits (I3)."""
     for node in (R1A, R1B):
         admission.join(NOBODY, node, insisting(1))
@@ -75,7 +75,7 @@ def test_who_builds_other_weights_than_its_stage_is_refused(admission: Telling) 
 
 
 def test_a_stranger_that_came_and_went_does_not_decide_what_others_must_build(
-    admission: Telling,
+    admission: Heard,
 ) -> None:
     for node in (R1A, R1B):
         admission.join(NOBODY, node, insisting(1))
@@ -88,7 +88,7 @@ def test_a_stranger_that_came_and_went_does_not_decide_what_others_must_build(
     assert isinstance(refusal, Refuse)
 
 
-def test_members_decide_what_newcomers_to_their_stage_must_build(admission: Telling) -> None:
+def test_members_decide_what_newcomers_to_their_stage_must_build(admission: Heard) -> None:
     admission.join(NOBODY, R1A, insisting(1))
     admission.prepared(NOBODY, R1A, Prepared(1, "h"))
     del admission.candidates[R1A]

@@ -17,7 +17,7 @@ from decod.protocol.core.view import Opening
 from decod.protocol.leadership.election import Election
 from tests.support.mutations import CONFIRM, mutated
 from tests.support.quick import first_of
-from tests.unit.protocol.cast import D0, D1, R1A, Telling, context_of, repeated, view_of
+from tests.unit.protocol.cast import D0, D1, R1A, Heard, context_of, repeated, view_of
 from tests.unit.protocol.electing import Electing, Faults, Node
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "300"))
@@ -212,11 +212,11 @@ def test_it_would_be_committed_twice_if_nobody_confirmed_it(scenario: Callable[[
 # --- one vote a term ------------------------------------------------------------------------------
 
 
-def voter(*, promise: Promise = NO_PROMISE) -> Telling:
+def voter(*, promise: Promise = NO_PROMISE) -> Heard:
     """Return the election of a relay in iteration 1.1 of term 1."""
     view = view_of(D0, D1, "d2", R1A)
     context = context_of(R1A, view)
-    election = Telling(Election(context, Random(0), promise, lambda: ()))
+    election = Heard(Election(context, Random(0), promise, lambda: ()))
     election.adopt(
         0.0, repeated(Iteration(1, 0), Opening(Iteration(1, 1), Iteration(0, 0), view), "")
     )
@@ -297,7 +297,7 @@ def test_who_leaves_has_no_vote() -> None:
 def test_who_leaves_while_it_stands_is_not_elected(kept: bool) -> None:
     """Its own vote was being written, or on disk, when its operator asked it to leave."""
     view = view_of(D0, D1, R1A)
-    election = Telling(Election(context_of(D1, view), Random(0), NO_PROMISE, lambda: ()))
+    election = Heard(Election(context_of(D1, view), Random(0), NO_PROMISE, lambda: ()))
     election.adopt(
         0.0, repeated(Iteration(1, 0), Opening(Iteration(1, 1), Iteration(0, 0), view), "")
     )
@@ -306,8 +306,8 @@ def test_who_leaves_while_it_stands_is_not_elected(kept: bool) -> None:
     election.abstain(1.1)
     assert kept or election.persisted(1.2, Promise(2, D1)) == []
     late = em.Vote(2, True, 1, Iteration(1, 1), 1)
-    assert Telling(election.campaign).voted(1.3, R1A, late) == []
-    assert election.campaign.take() is None
+    assert election.campaign.voted(1.3, R1A, late) == []
+    assert election.campaign.machine.take() is None
 
 
 def test_who_follows_a_leader_does_not_forget_its_term() -> None:

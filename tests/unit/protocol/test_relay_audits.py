@@ -27,7 +27,7 @@ from tests.unit.protocol.cast import (
     R2A,
     R2B,
     RUN,
-    Telling,
+    Heard,
     configured,
     notes_of,
     view_of,
@@ -89,8 +89,8 @@ class Leader:
                 self.tell(relay)
 
 
-def audits_of(run: RunConfig) -> Telling:
-    return Telling(RelayAudits(run, Random(3), EffectSink()))
+def audits_of(run: RunConfig) -> Heard:
+    return Heard(RelayAudits(run, Random(3), EffectSink()))
 
 
 def asked(effects: list[Effect]) -> list[AuditCase]:

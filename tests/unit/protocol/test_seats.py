@@ -10,18 +10,18 @@ from decod.protocol.core.messages.membership_messages import Capacity, CapacityA
 from decod.protocol.core.view import View
 from decod.protocol.leadership.seats import Seats
 from decod.run.training_config import SyncConfig
-from tests.unit.protocol.cast import D0, LOCALLY, R1A, R1B, R1C, Telling, notes_of, sent, view_of
+from tests.unit.protocol.cast import D0, LOCALLY, R1A, R1B, R1C, Heard, notes_of, sent, view_of
 
 ALL = view_of("d0", "r1a", "r1b", "r1c")
 PAIR = view_of("d0", "r1a", "r1b")
 OVERLAPPED = replace(LOCALLY, overlap=True)
 
 
-def seats_of(sync: SyncConfig) -> Telling:
-    return Telling(Seats(sync, EffectSink()))
+def seats_of(sync: SyncConfig) -> Heard:
+    return Heard(Seats(sync, EffectSink()))
 
 
-def ask(seats: Telling, node: NodeId, capacity: int, *, view: View = ALL) -> str:
+def ask(seats: Heard, node: NodeId, capacity: int, *, view: View = ALL) -> str:
     """Ask for a capacity; returns why not, or nothing."""
     return refusal_of(seats.ask(view, view.by_id[node], Capacity(1, capacity)), node)
 
@@ -33,7 +33,7 @@ def refusal_of(effects: list[Effect], node: NodeId) -> str:
     return answer.refusal
 
 
-def capacities(seats: Telling) -> str:
+def capacities(seats: Heard) -> str:
     """Return the capacities of the next view's relays, in order."""
     members = seats.resized(ALL.members)
     assert [m.node_id for m in members] == [m.node_id for m in ALL.members]
@@ -52,7 +52,7 @@ def test_a_data_node_is_not_paused() -> None:
     assert "data node" in ask(seats_of(SyncConfig()), D0, 0, view=view)
 
 
-def after(seats: Telling, view: View, *, averaged: bool) -> View:
+def after(seats: Heard, view: View, *, averaged: bool) -> View:
     """Commit an iteration. Return the view of the next."""
     seats.committed(view, averaged=averaged, whole=True, last=False)
     return replace(view, members=tuple(seats.relieved(view.members)))

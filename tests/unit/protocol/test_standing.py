@@ -14,7 +14,7 @@ from tests.unit.protocol.cast import (
     D0,
     R1A,
     STRANGER,
-    Telling,
+    Heard,
     context_of,
     member,
     notes_of,
@@ -27,9 +27,9 @@ PAUSED = view_of("d0", member("r1a", capacity=0), "r1b", version=2)
 LEAVE = Leave("drained by its operator")
 
 
-def leadership_part_of(view: View = BOTH, node: NodeId = R1A) -> tuple[Telling, Context]:
+def leadership_part_of(view: View = BOTH, node: NodeId = R1A) -> tuple[Heard, Context]:
     context = context_of(node, view)
-    return Telling(Availability(context, 2)), context
+    return Heard(Availability(context, 2)), context
 
 
 def said(effects: list[Effect]) -> list[object]:

@@ -22,7 +22,7 @@ from tests.unit.protocol.cast import (
     D0,
     ITERATION,
     R1B,
-    Telling,
+    Heard,
     configured,
     context_of,
     sent,
@@ -37,11 +37,11 @@ def load(node: NodeId) -> NodeLoad:
     return NodeLoad(node, 1, 2, 3, "training")
 
 
-def utilisation(context: Context) -> Telling:
+def utilisation(context: Context) -> Heard:
     def own(*, with_kept: bool) -> NodeLoad:
         return replace(load(context.node_id), kept=inventory(context) if with_kept else ())
 
-    return Telling(Utilisation(context, Mirrors(context), own))
+    return Heard(Utilisation(context, Mirrors(context), own))
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 4), st.randoms())
@@ -72,7 +72,7 @@ KEPT = UtilisationQuery(1, ITERATION, with_kept=True)
 WHOLE, BAD, USELESS = Kept(1, 20, "a"), Kept(2, 20, "b"), Kept(1, 20, "of another future")
 
 
-def holder(node: NodeId, *states: Kept) -> tuple[Context, Mirrors, Telling]:
+def holder(node: NodeId, *states: Kept) -> tuple[Context, Mirrors, Heard]:
     """A host with states on its disk, in the iteration after a mark at 20."""
     context = context_of(node, VIEW)
     keeping = Mirrors(context)
@@ -85,7 +85,7 @@ def holder(node: NodeId, *states: Kept) -> tuple[Context, Mirrors, Telling]:
     marks = (Mark(10, ((1, "x"),)), Mark(20, ((1, "a"), (2, "b"))))
     opening = Opening(Iteration(22, 1), Iteration(21, 1), VIEW, marks=marks)
     keeping.opened(opening, stepped=False)
-    return context, keeping, Telling(Utilisation(context, keeping, own))
+    return context, keeping, Heard(Utilisation(context, keeping, own))
 
 
 def kept_of(effects: object) -> tuple[Kept, ...]:
