@@ -203,7 +203,9 @@ def checked(fields: Fields, *, trains: bool = True) -> Fields:
     neutral = _NEUTRAL_FOR_ALL | dict(kind.neutral)
     _check_neutral(model_type, neutral, fields)
     has = FAMILIES[architecture].has
-    read = {*_READ_FOR_ALL, *has.values(), *(_ROPE_FIELDS if "rope_theta" in has else ())}
+    read = _READ_FOR_ALL | {name for name in has.values() if name}
+    if "rope_theta" in has:
+        read |= _ROPE_FIELDS
     _check_known({*read, *neutral, *kind.ignored, *_DROPOUTS, *_IGNORED}, fields)
     return fields
 

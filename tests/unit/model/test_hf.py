@@ -92,6 +92,11 @@ def test_what_cannot_be_trained_exactly_is_refused_by_name(
         config_from_hf(config_to_hf(model) | {field: value})
 
 
+def test_a_field_without_a_name_is_unknown() -> None:
+    with pytest.raises(DataError, match=r"config.json:  is 5: decod does not know this field"):
+        config_from_hf(config_to_hf(LLAMA) | {"": 5})
+
+
 def test_dropout_is_refused_with_all_that_is_to_be_changed() -> None:
     """GPT-2's own folder has three: one edit must do."""
     fields = config_to_hf(GPT2) | {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.2}
