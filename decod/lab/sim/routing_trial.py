@@ -1,7 +1,6 @@
 """Nodes of a flow graph that negotiate in rounds: all send, then all receive."""
 
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -101,7 +100,8 @@ class Society:
                 if self.nodes[node.node_id].BEGINS_WITH_FLOWS:
                     self.flows[node.node_id] = self._first_flows(node, view)
         for node_id, flows in self.flows.items():
-            self._post(node_id, flows.activate(self.round))
+            flows.activate(self.round)
+            self._post(node_id)
 
     def _search(self, node: GraphNode, previous: Search | None) -> Search:
         routing = ROUTINGS[self.algorithm]
@@ -119,7 +119,7 @@ class Society:
         graph, node_id = self.graph, node.node_id
         links = _KnownLinks(graph, node_id)
         opening = Opening(Iteration(1, 1), Iteration(0, 0), view)
-        context = Context(node_id, _RUN, _FACTS, links, opening)
+        context = Context(node_id, _RUN, _FACTS, links, opening, out=self._out)
         context.neighbours = Neighbours(
             previous=tuple(p for p in graph.previous[node_id] if p in view.by_id),
             next=tuple(p for p in graph.next[node_id] if p in view.by_id),
@@ -134,6 +134,7 @@ class Society:
         peers = [peer.node_id for peer in stage if peer.node_id != node_id]
         return Position(
             node_id=node_id,
+            out=self._out,
             data=data,
             capacity=node.capacity,
             num_stages=graph.num_stages,
@@ -152,31 +153,34 @@ class Society:
         self.round += 1
         for letter in self._under_way.pop(self.round, ()):
             if letter.receiver in self.nodes and self._current(letter.message):
-                self._post(letter.receiver, self._received(letter))
+                self._receive(letter)
+                self._post(letter.receiver)
         for node_id, node in self.nodes.items():
             if (flows := self.flows.get(node_id)) is not None:
-                self._post(node_id, flows.overdue(self.round))
+                flows.overdue(self.round)
                 node.begin_with(flows)
-            self._post(node_id, node.tick())
+            node.tick()
+            self._post(node_id)
 
-    def _received(self, letter: _Letter) -> list[Effect]:
+    def _receive(self, letter: _Letter) -> None:
         flows, sender, message = self.flows.get(letter.receiver), letter.sender, letter.message
         match message:
             case FlowCost() if flows is not None:
-                return flows.announced(self.round, sender, message)
+                flows.announced(self.round, sender, message)
             case RequestFlow() if flows is not None:
-                return flows.requested(self.round, sender, message)
+                flows.requested(self.round, sender, message)
             case FlowAnswer() if flows is not None:
-                return flows.answered(self.round, sender, message)
+                flows.answered(self.round, sender, message)
             case Withdraw() if flows is not None:
-                return flows.withdrawn(self.round, sender, message)
+                flows.withdrawn(self.round, sender, message)
             case _:
-                return self.nodes[letter.receiver].received(sender, message)
+                self.nodes[letter.receiver].received(sender, message)
 
     def settle(self, epoch: int = 1) -> None:
         """Let all data nodes end the search."""
         for node_id in self.data_nodes:
-            self._post(node_id, self.nodes[node_id].settle(epoch))
+            self.nodes[node_id].settle(epoch)
+            self._post(node_id)
 
     @property
     def data_nodes(self) -> list[NodeId]:
@@ -198,14 +202,15 @@ class Society:
     def _current(self, message: Message) -> bool:
         return getattr(message, "view_version", self._version) == self._version
 
-    def _post(self, sender: NodeId, effects: Sequence[Effect]) -> None:
-        for effect in effects:
+    def _post(self, sender: NodeId) -> None:
+        """Carry out what a node wants done."""
+        for effect in self._out.taken():
             if isinstance(effect, StartJob):
                 assert isinstance(effect.job, DecideFlows)
                 result = FlowsDecided(decide(effect.job.unsettled))
                 done = JobFinished(effect.job_id, result, (), duration_s=0.0)
                 self._compute.finished(0.0, done)
-                self._post(sender, self._out.taken())
+                self._post(sender)
             elif isinstance(effect, Send):
                 letter = _Letter(sender, effect.to, effect.message)
                 if effect.to == sender:

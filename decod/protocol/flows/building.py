@@ -33,7 +33,6 @@ from typing_extensions import override
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.events import earliest
 from decod.protocol.core.messages import FlowAnswer, FlowCost, RequestFlow, Withdraw
 from decod.protocol.core.messages.routing_messages import SettledFlow
@@ -52,6 +51,7 @@ class Outflows:
 
     def __init__(self, now_s: float, context: Context) -> None:
         self._context = context
+        self._out = context.out
         self._repeat_interval_s = context.run.protocol.answer_timeout_s
         self._repeat_s = now_s + self._repeat_interval_s
         self.unpaired: dict[FlowId, float] = {}
@@ -70,35 +70,33 @@ class Outflows:
     def deadline_s(self) -> float | None:
         return earliest(self._announce_s, self._repeat_s) if self.unpaired else self._announce_s
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Announce what has changed; repeat the announcement of what nobody took up."""
-        effects: list[Effect] = []
         if self._announce_s is not None and self._announce_s <= now_s:
-            effects += self._announce_now(now_s)
+            self._announce_now(now_s)
         if self.unpaired and self._repeat_s <= now_s:
             self._repeat_interval_s = min(2 * self._repeat_interval_s, _REPEAT_MAX_S)
             self._repeat_s = now_s + self._repeat_interval_s
             self._announced.clear()
-            effects += self._announce_now(now_s)
-        return effects
+            self._announce_now(now_s)
 
-    def add(self, now_s: float, costs_s: Mapping[FlowId, float]) -> list[Effect]:
+    def add(self, now_s: float, costs_s: Mapping[FlowId, float]) -> None:
         """Offer outflows; says so to the previous stage."""
         self.unpaired.update(costs_s)
-        return self._announce(now_s)
+        self._announce(now_s)
 
-    def remove(self, now_s: float, flow_id: FlowId) -> list[Effect]:
+    def remove(self, now_s: float, flow_id: FlowId) -> None:
         self.paired.pop(flow_id, None)
         self.paths.pop(flow_id, None)
-        if self.unpaired.pop(flow_id, None) is None:
-            return []
-        return self._announce(now_s)
+        if self.unpaired.pop(flow_id, None) is not None:
+            self._announce(now_s)
 
-    def requested(self, now_s: float, sender: NodeId, request: RequestFlow) -> list[Effect]:
+    def requested(self, now_s: float, sender: NodeId, request: RequestFlow) -> None:
         """Answer a request: pair an outflow with the sender, or refuse."""
         key = (sender, request.request_id)
         if (answer := self._answers.get(key)) is not None:
-            return [Send(sender, answer)]
+            self._out.send(sender, answer)
+            return
         flow_id = None
         if key not in self._withdrawn and sender in self._context.neighbours.previous:
             flow_id = self._cheapest(request.data_node, limit_s=request.cost_s)
@@ -118,7 +116,8 @@ class Outflows:
         )
         if flow_id is not None:
             self._answers[key] = answer
-        return [Send(sender, answer), *self._announce(now_s)]
+        self._out.send(sender, answer)
+        self._announce(now_s)
 
     def withdrawn(self, sender: NodeId, request_id: int) -> FlowId | None:
         """Take back what a request was granted; returns the flow, which the owner offers again."""
@@ -131,18 +130,16 @@ class Outflows:
             return None
         return answer.flow_id
 
-    def _announce(self, now_s: float) -> list[Effect]:
+    def _announce(self, now_s: float) -> None:
         """Tell the previous stage of a change, or soon if it has just been told of another."""
         if now_s - self._announced_s >= _ANNOUNCE_INTERVAL_S:
-            return self._announce_now(now_s)
-        if self._announce_s is None:
+            self._announce_now(now_s)
+        elif self._announce_s is None:
             self._announce_s = self._announced_s + _ANNOUNCE_INTERVAL_S
-        return []
 
-    def _announce_now(self, now_s: float) -> list[Effect]:
+    def _announce_now(self, now_s: float) -> None:
         """Tell the previous stage the cheapest cost to each sink, where that has changed."""
         self._announce_s = None
-        effects: list[Effect] = []
         for data_node in sorted({f.data_node for f in self.unpaired} | self._announced.keys()):
             offer = self._offer(data_node)
             if self._announced.get(data_node, (math.inf, 0)) == offer:
@@ -156,8 +153,7 @@ class Outflows:
                 num_unpaired=offer[1],
                 compute_s=self._context.links.compute_s,
             )
-            effects += [Send(peer, cost) for peer in self._listeners(data_node)]
-        return effects
+            self._out.send_all(self._listeners(data_node), cost)
 
     def _listeners(self, data_node: NodeId) -> tuple[NodeId, ...]:
         """Return who may take up an outflow: before the first stage, its own data node alone."""
@@ -239,10 +235,9 @@ class Inflows:
                 message.cost_s, message.num_unpaired, message.compute_s
             )
 
-    def request(self, now_s: float, room: Mapping[NodeId, int], *, limit: int) -> list[Effect]:
+    def request(self, now_s: float, room: Mapping[NodeId, int], *, limit: int) -> None:
         """Ask for the cheapest outflows: at most `room` for each data node, `limit` in all."""
         left = dict(room)
-        effects: list[Effect] = []
         for _ in range(limit):
             best = min(
                 (
@@ -256,10 +251,9 @@ class Inflows:
                 break
             _, peer, data_node = best
             left[data_node] -= 1
-            effects.append(self._ask(now_s, peer, data_node))
-        return effects
+            self._ask(now_s, peer, data_node)
 
-    def _ask(self, now_s: float, peer: NodeId, data_node: NodeId) -> Effect:
+    def _ask(self, now_s: float, peer: NodeId, data_node: NodeId) -> None:
         offer = self._offers[peer, data_node]
         offer.num_unpaired -= 1
         self._uses[peer] += 1
@@ -267,7 +261,7 @@ class Inflows:
         self._next_id += 1
         deadline_s = now_s + self.context.run.protocol.answer_timeout_s
         self._requests[request_id] = _Request(peer, data_node, deadline_s)
-        return Send(
+        self.context.out.send(
             peer,
             RequestFlow(
                 view_version=self.context.view.version,
@@ -308,16 +302,14 @@ class Inflows:
         stages = [view.by_id[node].stage_index if node in view else None for node in path]
         return answer.flow_id.data_node == home and stages == wanted and sender == (*path, home)[0]
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Withdraw the requests that nobody answered."""
-        effects: list[Effect] = []
         for request_id, request in list(self._requests.items()):
             if request.deadline_s <= now_s:
                 del self._requests[request_id]
                 self._uses[request.peer] -= 1
                 withdraw = Withdraw(self.context.view.version, request_id)
-                effects.append(Send(request.peer, withdraw))
-        return effects
+                self.context.out.send(request.peer, withdraw)
 
 
 @dataclass(slots=True)
@@ -335,6 +327,7 @@ class _Flows:
 
     def __init__(self, now_s: float, context: Context, price_s: Price) -> None:
         self._context = context
+        self._out = context.out
         self._price_s = price_s
         self.outflows = Outflows(now_s, context)
         self._inflows = Inflows(context, price_s)
@@ -342,10 +335,10 @@ class _Flows:
         self.final = False
         """There will be no more in this iteration."""
 
-    def activate(self, now_s: float) -> list[Effect]:
+    def activate(self, now_s: float) -> None:
         """Begin to ask for flows. What was offered before has been remembered."""
         self._active = True
-        return self._seek(now_s)
+        self._seek(now_s)
 
     def settle(self, upstream: Mapping[FlowId, NodeId]) -> None:
         """Take settled flows in place of those that were built; ask and offer no more."""
@@ -369,18 +362,19 @@ class _Flows:
         """Requests that may still bring a flow; they count against the capacity (I1)."""
         return self._inflows.num_requested()
 
-    def announced(self, now_s: float, sender: NodeId, message: FlowCost) -> list[Effect]:
+    def announced(self, now_s: float, sender: NodeId, message: FlowCost) -> None:
         self._inflows.announced(sender, message)
-        return self._seek(now_s)
+        self._seek(now_s)
 
-    def requested(self, now_s: float, sender: NodeId, request: RequestFlow) -> list[Effect]:
+    def requested(self, now_s: float, sender: NodeId, request: RequestFlow) -> None:
         """Answer a Request Flow."""
-        return self.outflows.requested(now_s, sender, request)
+        self.outflows.requested(now_s, sender, request)
 
-    def withdrawn(self, now_s: float, sender: NodeId, message: Withdraw) -> list[Effect]:
+    def withdrawn(self, now_s: float, sender: NodeId, message: Withdraw) -> None:
         """Offer again what a request was granted that its sender has given up."""
         flow_id = self.outflows.withdrawn(sender, message.request_id)
-        return [] if flow_id is None else self.outflows.add(now_s, {flow_id: self._cost_s(flow_id)})
+        if flow_id is not None:
+            self.outflows.add(now_s, {flow_id: self._cost_s(flow_id)})
 
     @property
     def next_nodes(self) -> set[NodeId]:
@@ -394,11 +388,12 @@ class _Flows:
     def carry(self, carried: Callable[[], dict[FlowId, Granted]]) -> None:
         """Go on with a data node's flows of an earlier view."""
 
-    def overdue(self, now_s: float) -> list[Effect]:
-        withdrawals = self._inflows.overdue(now_s)
-        return withdrawals + self.outflows.overdue(now_s) + self._seek(now_s)
+    def overdue(self, now_s: float) -> None:
+        self._inflows.overdue(now_s)
+        self.outflows.overdue(now_s)
+        self._seek(now_s)
 
-    def _seek(self, now_s: float) -> list[Effect]:
+    def _seek(self, now_s: float) -> None:
         """Ask for what there is room for."""
         raise NotImplementedError
 
@@ -431,10 +426,10 @@ class RelayFlows(_Flows):
         return earliest(due_s, self._relax_s[-1]) if self._relax_s and self._active else due_s
 
     @override
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         while self._relax_s and self._relax_s[-1] <= now_s:
             self._relax_s.pop()
-        return super().overdue(now_s)
+        super().overdue(now_s)
 
     @property
     def num_complete(self) -> int:
@@ -450,15 +445,14 @@ class RelayFlows(_Flows):
         entry = self.entries.get(flow_id)
         return entry.downstream if entry is not None else None
 
-    def answered(self, now_s: float, sender: NodeId, answer: FlowAnswer) -> list[Effect]:
+    def answered(self, now_s: float, sender: NodeId, answer: FlowAnswer) -> None:
         granted = self._inflows.answered(sender, answer)
-        effects: list[Effect] = []
         if granted is not None:
             entry = RelayFlow(granted.flow_id, granted.peer, granted.cost_s)
             self.entries[granted.flow_id] = entry
             self.outflows.paths[granted.flow_id] = (self._context.node_id, *granted.path)
-            effects += self.outflows.add(now_s, {granted.flow_id: granted.cost_s})
-        return effects + self._seek(now_s)
+            self.outflows.add(now_s, {granted.flow_id: granted.cost_s})
+        self._seek(now_s)
 
     @override
     def freeze(self) -> None:
@@ -479,30 +473,31 @@ class RelayFlows(_Flows):
             cost_s = self._context.links.cost_s(hop.downstream)
             self.entries[flow_id] = RelayFlow(flow_id, hop.downstream, cost_s)
 
-    def drop(self, now_s: float, flow_id: FlowId) -> list[Effect]:
+    def drop(self, now_s: float, flow_id: FlowId) -> None:
         """Forget a flow that proved broken; its slot becomes free."""
-        if self.entries.pop(flow_id, None) is None:
-            return []
-        return self.outflows.remove(now_s, flow_id) + self._seek(now_s)
+        if self.entries.pop(flow_id, None) is not None:
+            self.outflows.remove(now_s, flow_id)
+            self._seek(now_s)
 
     @override
-    def _seek(self, now_s: float) -> list[Effect]:
+    def _seek(self, now_s: float) -> None:
         taken = len(self.entries) + self.num_pending
         free = self.room - taken
         if free <= 0 or not self._active:
-            return []
+            return
         if len(self._relax_s) < 2:
             share = sum(self._quota.values()) if self._relax_s else self.room
             limit = min(free, share - taken)
             room = {data.node_id: limit for data in self._context.view.data_nodes}
-            return self._inflows.request(now_s, room, limit=limit)
-        room = {
-            data_node: quota
-            - sum(f.data_node == data_node for f in self.entries)
-            - self._inflows.num_requested(data_node)
-            for data_node, quota in self._quota.items()
-        }
-        return self._inflows.request(now_s, room, limit=free)
+        else:
+            limit = free
+            room = {
+                data_node: quota
+                - sum(f.data_node == data_node for f in self.entries)
+                - self._inflows.num_requested(data_node)
+                for data_node, quota in self._quota.items()
+            }
+        self._inflows.request(now_s, room, limit=limit)
 
 
 class DataFlows(_Flows):
@@ -539,31 +534,30 @@ class DataFlows(_Flows):
         self.carried = carried()
 
     @override
-    def activate(self, now_s: float) -> list[Effect]:
+    def activate(self, now_s: float) -> None:
         """Offer all slots to the last relay stage, and begin to ask the first."""
         node_id = self._context.node_id
         num_slots = self._context.member.capacity
         slots = {FlowId(node_id, slot): 0.0 for slot in range(num_slots)}
-        return self.outflows.add(now_s, slots) + super().activate(now_s)
+        self.outflows.add(now_s, slots)
+        super().activate(now_s)
 
     @override
-    def announced(self, now_s: float, sender: NodeId, message: FlowCost) -> list[Effect]:
-        if message.data_node != self._context.node_id:
-            return []
-        return super().announced(now_s, sender, message)
+    def announced(self, now_s: float, sender: NodeId, message: FlowCost) -> None:
+        if message.data_node == self._context.node_id:
+            super().announced(now_s, sender, message)
 
-    def answered(self, now_s: float, sender: NodeId, answer: FlowAnswer) -> list[Effect]:
+    def answered(self, now_s: float, sender: NodeId, answer: FlowAnswer) -> None:
         granted = self._inflows.answered(sender, answer)
-        effects: list[Effect] = []
         if granted is not None:
             self.complete[granted.flow_id] = granted
-            fields = (
-                ("flow", str(granted.flow_id)),
-                ("first", granted.peer),
-                ("cost_s", granted.cost_s),
+            self._out.note(
+                "flow.completed",
+                flow=str(granted.flow_id),
+                first=granted.peer,
+                cost_s=granted.cost_s,
             )
-            effects.append(Note("flow.completed", fields))
-        return effects + self._seek(now_s)
+        self._seek(now_s)
 
     @override
     def _cost_s(self, flow_id: FlowId) -> float:
@@ -583,8 +577,7 @@ class DataFlows(_Flows):
         self.forwarding.pop(flow_id, None)
 
     @override
-    def _seek(self, now_s: float) -> list[Effect]:
+    def _seek(self, now_s: float) -> None:
         free = self._context.member.capacity - len(self.complete) - self.num_pending
-        if free <= 0 or not self._active:
-            return []
-        return self._inflows.request(now_s, {self._context.node_id: free}, limit=free)
+        if free > 0 and self._active:
+            self._inflows.request(now_s, {self._context.node_id: free}, limit=free)

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from decod.ids import NodeId
 from decod.planner.graph import Objective
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.messages.routing_messages import Hop
 from decod.protocol.core.residual import LINK_COST_MAX as LINK_COST_MAX
 
@@ -22,6 +23,8 @@ class Position:
     """One node's neighbours and what it may carry."""
 
     node_id: NodeId
+    out: EffectSink[Effect]
+    """Where the node's search says what it wants done."""
     data: bool
     """A data node: flows begin and end here."""
     capacity: int

@@ -11,7 +11,6 @@ from random import Random
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.routing_messages import RoutingMessage
 from decod.protocol.flows.building import DataFlows, FlowOffer, Granted, RelayFlows
 
@@ -64,26 +63,16 @@ class Routing:
     def renew(self, now_s: float) -> None:
         """Begin anew in the context's view."""
 
-    def overdue(
-        self,
-        now_s: float,  # noqa: ARG002 - a search needs it.
-        flows: RelayFlows | DataFlows | None,  # noqa: ARG002
-    ) -> list[Effect]:
+    def overdue(self, now_s: float, flows: RelayFlows | DataFlows | None) -> None:
         """Do what is due, such as to take part in a search.
 
         Args:
             now_s: The instant.
             flows: In use at this node.
         """
-        return []
 
-    def received(
-        self,
-        sender: NodeId,  # noqa: ARG002 - a search needs it.
-        message: RoutingMessage,  # noqa: ARG002
-    ) -> list[Effect]:
+    def received(self, sender: NodeId, message: RoutingMessage) -> None:
         """Take in a peer's message of the context's view."""
-        return []
 
     def adopt(
         self,

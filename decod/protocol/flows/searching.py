@@ -15,7 +15,6 @@ from typing_extensions import override
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.routing_messages import RoutingMessage, SettledFlow
 from decod.protocol.core.view import flow_quota, flow_room, stage_peers
 from decod.protocol.flows.building import DataFlows, Granted, RelayFlows
@@ -60,13 +59,13 @@ class Search(Protocol):
     def end(self) -> None:
         """Wait for nothing any more: the view is over."""
 
-    def tick(self) -> list[Effect]:
+    def tick(self) -> None:
         """Do what a node does once in each round."""
 
-    def received(self, sender: NodeId, message: Any) -> list[Effect]:
+    def received(self, sender: NodeId, message: Any) -> None:
         """Take in a peer's message, one of `MESSAGES`."""
 
-    def settle(self, epoch: int) -> list[Effect]:
+    def settle(self, epoch: int) -> None:
         """At a data node: have what was found made flows of."""
 
 
@@ -156,6 +155,7 @@ class SearchingRouting(Routing):
         others = [m.node_id for m in view.workers[0] if m.node_id != node_id]
         return Position(
             node_id=node_id,
+            out=context.out,
             data=data,
             capacity=flow_room(view, node_id),
             num_stages=view.num_stages - 1,
@@ -196,20 +196,19 @@ class SearchingRouting(Routing):
         return self._compute_s
 
     @override
-    def overdue(self, now_s: float, flows: RelayFlows | DataFlows | None) -> list[Effect]:
+    def overdue(self, now_s: float, flows: RelayFlows | DataFlows | None) -> None:
         """Take part in the search, if it is time."""
         search = self._search
         if search is None or self.deadline_s is None or self.deadline_s > now_s:
-            return []
+            return
         self.deadline_s = now_s + self._context.run.protocol.negotiation_interval_s
         if flows is not None and not flows.final:
             search.begin_with(flows)
-        effects = search.tick()
+        search.tick()
         if self._context.node_id == self._context.view.leader:
-            effects += self._settle(search)
-        return effects
+            self._settle(search)
 
-    def _settle(self, search: Search) -> list[Effect]:
+    def _settle(self, search: Search) -> None:
         """Have the draft settled, if it is time: some search after the last settlement stood."""
         settling = search.settling
         here = settling.here
@@ -221,17 +220,16 @@ class SearchingRouting(Routing):
             if here.serves_all:
                 self._agreed_epoch = settling.epoch
         self._wait -= 1
-        if self._wait > 0:
-            return []
-        self._wait = _SETTLE_TICKS_PER_STAGE * self._context.view.num_stages + 2 * _SEARCH_TICKS
-        return search.settle(settling.epoch + 1)
+        if self._wait <= 0:
+            num_stages = self._context.view.num_stages
+            self._wait = _SETTLE_TICKS_PER_STAGE * num_stages + 2 * _SEARCH_TICKS
+            search.settle(settling.epoch + 1)
 
     @override
-    def received(self, sender: NodeId, message: RoutingMessage) -> list[Effect]:
+    def received(self, sender: NodeId, message: RoutingMessage) -> None:
         """Take in a peer's message of the context's view."""
-        if self._search is None or not isinstance(message, self._search.MESSAGES):
-            return []
-        return self._search.received(sender, message)
+        if self._search is not None and isinstance(message, self._search.MESSAGES):
+            self._search.received(sender, message)
 
     @override
     def adopt(self, epoch: int, flows: RelayFlows | DataFlows) -> bool:

@@ -263,9 +263,9 @@ class Pipeline:
     def _overdue(self, now_s: float) -> None:
         self.microbatches.overdue(now_s)
         if self.flows is not None:
-            self._out.put(*self.flows.overdue(now_s))
+            self.flows.overdue(now_s)
         if self.copy.loaded and not self.facts.paused:
-            self._out.put(*self.routing.overdue(now_s, self.flows))
+            self.routing.overdue(now_s, self.flows)
         self._out.put(*self.copy.overdue(now_s))
 
     # --- iterations -------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class Pipeline:
         if not self.copy.loaded or self.flows is None:
             return
         if activate:
-            self._out.put(*self.flows.activate(now_s))
+            self.flows.activate(now_s)
         if not self.facts.paused:
             self.microbatches.open(now_s, ready=self._stays_ready)
             self._stays_ready = False
@@ -453,18 +453,18 @@ class Pipeline:
             return
         match message:
             case messages.FlowCost():
-                self._out.put(*flows.announced(now_s, sender, message))
+                flows.announced(now_s, sender, message)
             case messages.RequestFlow():
-                self._out.put(*flows.requested(now_s, sender, message))
+                flows.requested(now_s, sender, message)
                 self._tell_ready()
             case messages.FlowAnswer():
-                self._out.put(*flows.answered(now_s, sender, message))
+                flows.answered(now_s, sender, message)
                 self.microbatches.inject()
                 self._tell_ready()
             case messages.Withdraw():
-                self._out.put(*flows.withdrawn(now_s, sender, message))
+                flows.withdrawn(now_s, sender, message)
             case _ if isinstance(message, RoutingMessage):
-                self._out.put(*self.routing.received(sender, message))
+                self.routing.received(sender, message)
 
     def _of_iteration(self, now_s: float, received: Received) -> None:
         """Take in a message of the context's iteration."""

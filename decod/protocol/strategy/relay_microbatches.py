@@ -402,7 +402,7 @@ class RelayMicrobatches(Microbatches):
         if gradient is not None:
             self._out.put(*self._context.tensors.release(gradient))
         self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
-        self._out.put(*self._flows().drop(now_s, held.flow_id))
+        self._flows().drop(now_s, held.flow_id)
         self.admit()
 
 

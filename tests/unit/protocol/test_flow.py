@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decod.ids import FlowId, NodeId
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import Send
 from decod.protocol.core.messages.routing_messages import (
     FlowAnswer,
     FlowCost,
@@ -25,6 +25,7 @@ from tests.unit.protocol.cast import (
     R1A,
     R2A,
     STRANGER,
+    Heard,
     context_of,
     flow,
     member,
@@ -52,20 +53,20 @@ def answer(
     return FlowAnswer(1, request_id, flow_id, cost_s, num, path)
 
 
-def sink() -> DataFlows:
-    flows = data_flows(context_of(D0, VIEW))
+def sink() -> Heard:
+    flows = Heard(data_flows(context_of(D0, VIEW)))
     flows.activate(0.0)
     return flows
 
 
-def relay(node: NodeId = R2A, *, active: bool = True) -> RelayFlows:
-    flows = relay_flows(context_of(node, VIEW))
+def relay(node: NodeId = R2A, *, active: bool = True) -> Heard:
+    flows = Heard(relay_flows(context_of(node, VIEW)))
     if active:
         flows.activate(0.0)
     return flows
 
 
-def with_flow(flows: RelayFlows, sender: NodeId = D0, *, at_s: float = 0.0) -> RelayFlows:
+def with_flow(flows: Heard, sender: NodeId = D0, *, at_s: float = 0.0) -> Heard:
     """Let a relay get flow 0 from `sender` at no cost, and announce what it then offers."""
     flows.announced(at_s, sender, cost(0.0, 1))
     flows.answered(at_s, sender, answer(1, flow(0)))
@@ -101,7 +102,7 @@ def test_who_may_not_ask_or_believes_a_lower_price_is_refused(
 
 def test_a_data_node_asks_only_for_flows_to_itself() -> None:
     view = view_of("d0", "d1", "r1a")
-    flows = data_flows(context_of(D0, view))
+    flows = Heard(data_flows(context_of(D0, view)))
     flows.activate(0.0)
     assert flows.announced(0.0, R1A, cost(1.0, 1, D1)) == []
     assert flows.announced(0.0, R1A, cost(1.0, 1)) == [Send(R1A, request(1, 1.0))]
@@ -128,7 +129,7 @@ def test_a_relay_forgets_a_broken_flow_and_asks_for_another() -> None:
 def test_scarce_capacity_is_shared_until_a_bound_falls() -> None:
     """Of two equal relays neither takes more than its half at first; later it may."""
     big = [member("r1a", capacity=4), member("r1b", capacity=4)]
-    flows = relay_flows(context_of(R1A, view_of(member("d0", capacity=4), *big)))
+    flows = Heard(relay_flows(context_of(R1A, view_of(member("d0", capacity=4), *big))))
     flows.activate(0.0)
     assert len(flows.announced(0.0, D0, cost(0.0, 4))) == 2
     for k in (1, 2):
@@ -142,7 +143,7 @@ def test_scarce_capacity_is_shared_until_a_bound_falls() -> None:
 def test_the_bound_on_data_nodes_falls_after_one_answer_timeout() -> None:
     """A relay that only knows another data node's flows takes those, within its share."""
     view = view_of(member("d0", capacity=2), member("d1", capacity=2), "r1a", "r1b")
-    flows = relay_flows(context_of(R1A, view))
+    flows = Heard(relay_flows(context_of(R1A, view)))
     flows.activate(0.0)
     assert flows.announced(0.0, D1, cost(0.0, 2, D1)) == []
     assert len(flows.overdue(5.0)) == 2
@@ -171,10 +172,11 @@ class Mesh:
             made = data_flows if node.startswith("d") else relay_flows
             self.flows[node] = made(context_of(node, view))
         for node, flows in self.flows.items():
-            self.carry(node, flows.activate(0.0))
+            flows.activate(0.0)
+            self.carry(node)
 
-    def carry(self, node: NodeId, effects: list[Effect]) -> None:
-        for to, message in sent(effects):
+    def carry(self, node: NodeId) -> None:
+        for to, message in sent(self.flows[node]._context.out.taken()):
             assert not isinstance(message, RequestFlow) or math.isfinite(message.cost_s)
             self.flight.append((node, to, message))
 
@@ -185,7 +187,8 @@ class Mesh:
             for node, flows in self.flows.items():
                 deadline_s = flows.deadline_s
                 if deadline_s is not None and deadline_s <= self.now_s:
-                    self.carry(node, flows.overdue(self.now_s))
+                    flows.overdue(self.now_s)
+                    self.carry(node)
             return
         at = self.rng.randrange(len(self.flight))
         fate = self.rng.random() if self.lossy else 1.0
@@ -193,21 +196,21 @@ class Mesh:
         # A withdrawal is not lost: it is sent again until it arrives.
         if 0.1 <= fate < 0.2 and not isinstance(message, Withdraw):
             return
-        self.carry(to, self.handle(self.flows[to], sender, message))
+        self.handle(self.flows[to], sender, message)
+        self.carry(to)
 
-    def handle(
-        self, flows: DataFlows | RelayFlows, sender: NodeId, message: Message
-    ) -> list[Effect]:
+    def handle(self, flows: DataFlows | RelayFlows, sender: NodeId, message: Message) -> None:
         match message:
             case FlowCost():
-                return flows.announced(self.now_s, sender, message)
+                flows.announced(self.now_s, sender, message)
             case RequestFlow():
-                return flows.requested(self.now_s, sender, message)
+                flows.requested(self.now_s, sender, message)
             case FlowAnswer():
-                return flows.answered(self.now_s, sender, message)
+                flows.answered(self.now_s, sender, message)
             case Withdraw():
-                return flows.withdrawn(self.now_s, sender, message)
-        raise AssertionError(message)
+                flows.withdrawn(self.now_s, sender, message)
+            case _:
+                raise AssertionError(message)
 
     def holders(self, node: NodeId) -> dict[FlowId, NodeId]:
         """Return the flows that a node got, each with the node that gave it."""

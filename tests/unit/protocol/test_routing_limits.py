@@ -4,7 +4,7 @@ from random import Random
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
-from decod.protocol.core.effects import EffectSink, Send
+from decod.protocol.core.effects import Effect, EffectSink, Send
 from decod.protocol.core.messages.routing_messages import (
     HOPS_MAX,
     ChangeAnswer,
@@ -25,8 +25,10 @@ FLOW = FlowId(HOME, 0)
 
 def negotiation(node_id: NodeId, *, data: bool) -> Negotiation:
     """A node that sends to PEER and OTHER, and gets from PEER."""
+    out = EffectSink[Effect]()
     position = Position(
         node_id=node_id,
+        out=out,
         data=data,
         capacity=4,
         num_stages=1,
@@ -36,8 +38,14 @@ def negotiation(node_id: NodeId, *, data: bool) -> Negotiation:
         cost_to=lambda _: 1.0,
         cost_from=lambda _: 1.0,
     )
-    compute = ComputeQueue(TensorStore(), EffectSink())
+    compute = ComputeQueue(TensorStore(), out)
     return Negotiation(position, view_version=1, settler=HOME, compute=compute, rng=Random(1))
+
+
+def received(node: Negotiation, message: RequestChange | Claim) -> list[Effect]:
+    """Return what a node does about a message from PEER."""
+    node.received(PEER, message)
+    return node.draft.position.out.taken()
 
 
 def test_a_decision_on_more_units_than_were_reserved_leads_only_those() -> None:
@@ -46,33 +54,34 @@ def test_a_decision_on_more_units_than_were_reserved_leads_only_those() -> None:
     link = node.draft.links.outward[PEER]
     link.grow(2)
     from_peer_to_other = ((PEER, ENTRANCE), (HOME, EXIT), (OTHER, ENTRANCE))
-    answered = node.received(PEER, RequestChange(1, 7, from_peer_to_other, True, 3))
+    answered = received(node, RequestChange(1, 7, from_peer_to_other, True, 3))
     assert answered == [Send(PEER, ChangeAnswer(1, 7, 2, 0.0))]
 
     node.received(PEER, ChangeDecision(1, 7, 65536))
     assert (link.units, link.reserved) == (0, 0)
-    statement = node.draft.links.statement(1, PEER, outward=True)
-    assert statement == Send(PEER, DraftUnits(1, True, 2, 0, True))
+    node.draft.links.tell(1, PEER, outward=True)
+    told = node.draft.position.out.taken()
+    assert told == [Send(PEER, DraftUnits(1, True, 2, 0, True))]
 
 
 def test_a_claim_that_has_passed_a_relay_goes_no_further_there() -> None:
     relay = negotiation(RELAY, data=False)
-    assert relay.received(PEER, Claim(1, 1, FLOW, (Hop(RELAY, ()),))) == []
+    assert received(relay, Claim(1, 1, FLOW, (Hop(RELAY, ()),))) == []
     assert not relay.draft.frozen
 
 
 def test_a_claim_longer_than_any_pipeline_goes_no_further() -> None:
     relay = negotiation(RELAY, data=False)
     hops = tuple(Hop(NodeId(str(i)), ()) for i in range(HOPS_MAX))
-    assert relay.received(PEER, Claim(1, 1, FLOW, hops)) == []
+    assert received(relay, Claim(1, 1, FLOW, hops)) == []
     assert not relay.draft.frozen
     # One hop less is a claim like any other: this relay has no unit for it.
     ended = [Send(HOME, Claimed(1, 1, FLOW, ()))]
-    assert relay.received(PEER, Claim(1, 1, FLOW, hops[1:])) == ended
+    assert received(relay, Claim(1, 1, FLOW, hops[1:])) == ended
 
 
 def test_a_claim_that_has_passed_no_relay_does_not_end() -> None:
     node = negotiation(HOME, data=True)
-    assert node.received(PEER, Claim(1, 1, FLOW, ())) == []
+    assert received(node, Claim(1, 1, FLOW, ())) == []
     hops = (Hop(RELAY, ()),)
-    assert node.received(PEER, Claim(1, 1, FLOW, hops)) == [Send(HOME, Claimed(1, 1, FLOW, hops))]
+    assert received(node, Claim(1, 1, FLOW, hops)) == [Send(HOME, Claimed(1, 1, FLOW, hops))]

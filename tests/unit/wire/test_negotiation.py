@@ -51,6 +51,7 @@ class Nodes:
     def _negotiation(self, node_id: NodeId, stage: int, objective: Objective) -> Negotiation:
         position = Position(
             node_id=node_id,
+            out=self._out,
             data=stage == 0,
             capacity=CAPACITY,
             num_stages=len(STAGES) - 1,
@@ -77,27 +78,30 @@ class Nodes:
             message = decoded.message
             assert isinstance(message, RoutingMessage)
             self.seen.add(type(message))
-            self._post(receiver, self._nodes[receiver].received(decoded.sender, message))
+            self._nodes[receiver].received(decoded.sender, message)
+            self._post(receiver)
         for node_id, node in self._nodes.items():
-            self._post(node_id, node.tick())
+            node.tick()
+            self._post(node_id)
 
     def settle(self) -> None:
         for node_id in STAGES[0]:
-            self._post(node_id, self._nodes[node_id].settle(1))
+            self._nodes[node_id].settle(1)
+            self._post(node_id)
 
     def num_flows(self) -> int:
         settlings = [self._nodes[node_id].settling for node_id in STAGES[0]]
         assert all(settling.complete for settling in settlings)
         return sum(len(settling.flows) for settling in settlings)
 
-    def _post(self, sender: NodeId, effects: list[Effect]) -> None:
-        for effect in effects:
+    def _post(self, sender: NodeId) -> None:
+        for effect in self._out.taken():
             if isinstance(effect, StartJob):
                 assert isinstance(effect.job, DecideFlows)
                 result = FlowsDecided(decide(effect.job.unsettled))
                 done = JobFinished(effect.job_id, result, (), duration_s=0.0)
                 self._compute.finished(0.0, done)
-                self._post(sender, self._out.taken())
+                self._post(sender)
                 continue
             assert isinstance(effect, Send)
             envelope = codec.encode(RUN, sender, 1, 1, effect.message)

@@ -11,6 +11,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import FlowId, NodeId, RunId
 from decod.limits import CAPACITY_MAX, STAGE_INDEX_MAX
 from decod.planner.graph import Objective
+from decod.protocol.core.effects import EffectSink
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages import routing_messages as m
 from decod.protocol.core.messages.routing_messages import CHANGE_COST_MAX, PATH_COST_MAX
@@ -257,6 +258,7 @@ def test_a_walk_of_the_dearest_links_can_be_told(objective: Objective) -> None:
     """Whatever a walk costs that a peer has told, it can be told with one's own step added."""
     position = Position(
         node_id=node(0),
+        out=EffectSink(),
         data=False,
         capacity=CAPACITY_MAX,
         num_stages=1,

@@ -23,7 +23,6 @@ from typing_extensions import override
 from decod.ids import FlowId, NodeId
 from decod.planner.graph import Objective
 from decod.protocol.core.compute_queue import ComputeQueue
-from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages.routing_messages import (
     PEER_FLOWS_MAX,
     ExchangeHops,
@@ -103,25 +102,25 @@ class HopSearch:
     _pause: int = 0
     _pause_max: int = _PAUSE_TICKS_MIN
 
-    def tick(self) -> list[Effect]:
+    def tick(self) -> None:
         if self._waiting:
             self._age += 1
-            return self._choose() if self._age > _REPLY_TICKS else []
-        if self.changes.asking:
-            return []
-        if self._replies:
-            return self._choose()
-        if self._pause > 0:
-            self._pause -= 1
-            return []
-        return self._query()
+            if self._age > _REPLY_TICKS:
+                self._choose()
+        elif not self.changes.asking:
+            if self._replies:
+                self._choose()
+            elif self._pause > 0:
+                self._pause -= 1
+            else:
+                self._query()
 
-    def queried(self, sender: NodeId) -> list[Effect]:
+    def queried(self, sender: NodeId) -> None:
         """Tell a peer of this node's flows."""
         position = self.position
         hops = self.hops
         if sender not in position.stage_peers:
-            return []
+            return
         flows = tuple(
             PeerFlow(
                 number=hop.number,
@@ -135,22 +134,21 @@ class HopSearch:
             for hop in hops
         )
         costs = tuple((peer, position.cost_to(peer)) for peer in position.next)
-        return [Send(sender, PeerFlows(self.view_version, flows[:PEER_FLOWS_MAX], costs))]
+        position.out.send(sender, PeerFlows(self.view_version, flows[:PEER_FLOWS_MAX], costs))
 
-    def replied(self, sender: NodeId, reply: PeerFlows) -> list[Effect]:
+    def replied(self, sender: NodeId, reply: PeerFlows) -> None:
         if sender in self._waiting:
             self._waiting.discard(sender)
             self._replies[sender] = reply
-        return []
 
-    def _query(self) -> list[Effect]:
+    def _query(self) -> None:
         if self.hops.room <= 0 and not self.hops.hops:
-            return []
+            return
         self._age = 0
         self._waiting = set(self.position.stage_peers)
-        return [Send(peer, PeerQuery(self.view_version)) for peer in sorted(self._waiting)]
+        self.position.out.send_all(sorted(self._waiting), PeerQuery(self.view_version))
 
-    def _choose(self) -> list[Effect]:
+    def _choose(self) -> None:
         """Ask for the best changes, or for a bad one that annealing accepts."""
         candidates = self._exchanges() + self._redirects()
         self._waiting.clear()
@@ -160,7 +158,7 @@ class HopSearch:
             worse = self.rng.choice(candidates)
             better = [worse] if self.annealing.accepts(worse.delta) else []
         limit = 1 if self.position.objective is Objective.MAX else _CHANGES_MAX
-        effects: list[Effect] = []
+        asked = False
         used: set[tuple[NodeId, FlowId]] = set()
         room = self.hops.room
         for candidate in sorted(better, key=lambda candidate: candidate.key):
@@ -173,12 +171,10 @@ class HopSearch:
             used |= ends
             limit -= 1
             room -= candidate.own is None
-            effects += self._ask(candidate)
-        self._pause_max = (
-            _PAUSE_TICKS_MIN if effects else min(2 * self._pause_max, _PAUSE_TICKS_MAX)
-        )
+            if self._ask(candidate):
+                asked = True
+        self._pause_max = _PAUSE_TICKS_MIN if asked else min(2 * self._pause_max, _PAUSE_TICKS_MAX)
         self._pause = self.rng.randint(1, self._pause_max)
-        return effects
 
     # --- what could be changed ----------------------------------------------------------------
 
@@ -232,7 +228,7 @@ class HopSearch:
         cost = self.position.cost_from(flow.upstream)
         return LinkUse(cost, self.hops.num_from(flow.upstream)), self._to(flow.next.peer)
 
-    def _ask(self, candidate: _Candidate) -> list[Effect]:
+    def _ask(self, candidate: _Candidate) -> bool:
         flow = candidate.theirs
         own = candidate.own
         if own is None:
@@ -317,33 +313,35 @@ class GwtfSearch:
     def end(self) -> None:
         """Wait for nothing: flows are what was claimed."""
 
-    def tick(self) -> list[Effect]:
+    def tick(self) -> None:
         """Do what a node does once in each round."""
         self._ticks_left -= 1
-        effects = self.changes.tick()
+        self.changes.tick()
         if not self.hops.frozen and self._ticks_left < 0 and not self.hops.position.data:
-            effects += self.search.tick()
-        return effects + self.settling.tick()
+            self.search.tick()
+        self.settling.tick()
 
-    def received(self, sender: NodeId, message: GwtfMessage | SettlingMessage) -> list[Effect]:
+    def received(self, sender: NodeId, message: GwtfMessage | SettlingMessage) -> None:
         """Take in a peer's message of this view."""
         match message:
             case PeerQuery():
-                return self.search.queried(sender)
+                self.search.queried(sender)
             case PeerFlows():
-                return self.search.replied(sender, message)
+                self.search.replied(sender, message)
             case ExchangeHops() | RequestRedirect():
-                return self.changes.requested(sender, message, refuse=self.hops.frozen)
+                self.changes.requested(sender, message, refuse=self.hops.frozen)
             case HopsAnswer():
-                return self.changes.answered(sender, message) + self.settling.go_on()
+                self.changes.answered(sender, message)
+                self.settling.go_on()
             case HopsDecision():
-                return self.changes.decided(sender, message) + self.settling.go_on()
+                self.changes.decided(sender, message)
+                self.settling.go_on()
             case _:
-                return self.settling.received(sender, message)
+                self.settling.received(sender, message)
 
-    def settle(self, epoch: int) -> list[Effect]:
+    def settle(self, epoch: int) -> None:
         """At a data node: have the flows, as they are now, used from an opening on."""
-        return self.settling.begin(epoch)
+        self.settling.begin(epoch)
 
 
 class GwtfRouting(SearchingRouting):

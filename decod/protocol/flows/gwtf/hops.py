@@ -17,7 +17,6 @@ from random import Random
 
 from decod.ids import FlowId, NodeId
 from decod.planner.graph import Objective
-from decod.protocol.core.effects import Effect, Note, Send
 from decod.protocol.core.messages.routing_messages import (
     ExchangeHops,
     HopsAnswer,
@@ -332,30 +331,28 @@ class HopChanges:
         """The id that the next request must carry."""
         return self._next_id
 
-    def tick(self) -> list[Effect]:
+    def tick(self) -> None:
         """Let time pass: drop what was not answered, ask again what was decided."""
-        effects: list[Effect] = []
         for change_id, asked in list(self._asked.items()):
             asked.age += 1
             if asked.age > _PATIENCE_TICKS:
-                effects += self._decide(change_id, made=False)
+                self._decide(change_id, made=False)
         for (asker, _), promised in self._promised.items():
             promised.age += 1
             if promised.age % _REPEAT_TICKS == 0:
-                effects.append(Send(asker, promised.answer))
-        return effects
+                self.position.out.send(asker, promised.answer)
 
     # --- as asker -----------------------------------------------------------------------------
 
-    def ask(self, request: HopsRequest) -> list[Effect]:
-        """Ask all that it touches for a change."""
+    def ask(self, request: HopsRequest) -> bool:
+        """Ask all that it touches for a change. Returns whether this node can make its part."""
         assert request.change_id == self._next_id
         node_id = self.position.node_id
         edits: list[_Edit] = []
         if isinstance(request, ExchangeHops):
             own = self._edits(node_id, request)
             if own is None:
-                return []
+                return False
             edits = own
             others = {request.other, request.next.peer, request.other_next.peer}
         else:
@@ -364,27 +361,26 @@ class HopChanges:
         self._lock(edits)
         self._next_id += 1
         self._asked[request.change_id] = _Asked(request, set(others), sorted(others), edits)
-        return [Send(other, request) for other in sorted(others)]
+        self.position.out.send_all(sorted(others), request)
+        return True
 
-    def answered(self, sender: NodeId, answer: HopsAnswer) -> list[Effect]:
+    def answered(self, sender: NodeId, answer: HopsAnswer) -> None:
         """Count a participant's answer; decide with the last one."""
         asked = self._asked.get(answer.change_id)
         if asked is None:
-            made = answer.change_id in self._made
-            decision = HopsDecision(self.view_version, answer.change_id, made)
-            return [Send(sender, decision)] if answer.agreed else []
-        if sender not in asked.others:
-            return []
-        if not answer.agreed:
-            return self._decide(answer.change_id, made=False)
-        asked.waiting.discard(sender)
-        return [] if asked.waiting else self._decide(answer.change_id, made=True)
+            if answer.agreed:
+                made = answer.change_id in self._made
+                decision = HopsDecision(self.view_version, answer.change_id, made)
+                self.position.out.send(sender, decision)
+        elif sender in asked.others:
+            asked.waiting.discard(sender)
+            if not (answer.agreed and asked.waiting):
+                self._decide(answer.change_id, made=answer.agreed)
 
-    def _decide(self, change_id: int, *, made: bool) -> list[Effect]:
+    def _decide(self, change_id: int, *, made: bool) -> None:
         """Decide on what this node asked for, once and for all."""
         asked = self._asked.pop(change_id)
         request = asked.request
-        effects = list[Effect]()
         self._unlock(asked.edits)
         if isinstance(request, RequestRedirect):
             self.hops.num_reserved -= 1
@@ -395,21 +391,26 @@ class HopChanges:
             if isinstance(request, RequestRedirect):
                 name = FlowId(request.data_node, request.number)
                 self.hops.add(name, request.upstream, request.next)
-            effects.append(_note(request))
+            self._note(request)
         decision = HopsDecision(self.view_version, change_id, made)
-        return effects + [Send(other, decision) for other in asked.others]
+        self.position.out.send_all(asked.others, decision)
+
+    def _note(self, request: HopsRequest) -> None:
+        """Note that a change of a flow was made."""
+        exchange = isinstance(request, ExchangeHops)
+        event = "flow.exchanged" if exchange else "flow.redirected"
+        self.position.out.note(event, data_node=request.data_node, other=request.other)
 
     # --- as participant -----------------------------------------------------------------------
 
-    def requested(
-        self, sender: NodeId, request: HopsRequest, *, refuse: bool = False
-    ) -> list[Effect]:
+    def requested(self, sender: NodeId, request: HopsRequest, *, refuse: bool = False) -> None:
         """Promise to take part, or refuse."""
         key = (sender, request.change_id)
         if key in self._settled:
-            return []
+            return
         if (known := self._promised.get(key)) is not None:
-            return [Send(sender, known.answer)]
+            self.position.out.send(sender, known.answer)
+            return
         edits = None if refuse else self._edits(sender, request)
         judged = request.other == self.position.node_id
         agreed = edits is not None and (not judged or self._judge(request))
@@ -417,21 +418,20 @@ class HopChanges:
         if edits is not None and agreed:
             self._lock(edits)
             self._promised[key] = _Promised(edits, answer, judged)
-        return [Send(sender, answer)]
+        self.position.out.send(sender, answer)
 
-    def decided(self, sender: NodeId, decision: HopsDecision) -> list[Effect]:
+    def decided(self, sender: NodeId, decision: HopsDecision) -> None:
         """Make a promised change, or unlock what was locked for it."""
         key = (sender, decision.change_id)
         self._settled.add(key)
         promised = self._promised.pop(key, None)
         if promised is None:
-            return []
+            return
         self._unlock(promised.edits)
         if decision.made:
             self._apply(promised.edits)
             if promised.judged:
                 self.annealing.cool()
-        return []
 
     def _judge(self, request: HopsRequest) -> bool:
         """Return whether this node, too, thinks the change good, with what it sees by now."""
@@ -538,10 +538,3 @@ class HopChanges:
                 self.hops.remove(edit.hop)
             else:
                 self.hops.relink(edit.hop, edit.upstream, edit.next)
-
-
-def _note(request: HopsRequest) -> Effect:
-    """Return the note that a change of a flow was made."""
-    fields = (("data_node", request.data_node), ("other", request.other))
-    exchange = isinstance(request, ExchangeHops)
-    return Note("flow.exchanged" if exchange else "flow.redirected", fields)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from random import Random
 
 from decod.ids import NodeId
-from decod.protocol.core.effects import Effect, Send
 from decod.protocol.core.messages.routing_messages import (
     ChangeAnswer,
     ChangeDecision,
@@ -110,7 +109,7 @@ class DraftBuilding:
     def active(self) -> bool:
         return self.ticks_left > 0
 
-    def received(self, sender: NodeId, message: BuildMessage) -> list[Effect]:
+    def received(self, sender: NodeId, message: BuildMessage) -> None:
         match message:
             case DraftOffer():
                 known = self._offers.get(sender)
@@ -118,21 +117,20 @@ class DraftBuilding:
                     known is None or message.sequence > known.sequence
                 ):
                     self._offers[sender] = _Offer(message.sequence, message.units, message.cost)
-                return []
             case RequestUnits():
                 answer = self._answers.get(sender)
                 if answer is not None and answer.request_id >= message.request_id:
-                    return [Send(sender, answer)] if answer.request_id == message.request_id else []
-                if sender in self.links.inward:
+                    if answer.request_id == message.request_id:
+                        self.position.out.send(sender, answer)
+                elif sender in self.links.inward:
                     self._waiting[sender] = message
-                return []
             case UnitsAnswer():
-                return self._answered(sender, message)
+                self._answered(sender, message)
 
-    def _answered(self, sender: NodeId, answer: UnitsAnswer) -> list[Effect]:
+    def _answered(self, sender: NodeId, answer: UnitsAnswer) -> None:
         request = self._pending.get(sender)
         if request is None or request.request_id != answer.request_id:
-            return []
+            return
         del self._pending[sender]
         self.changes.expected -= request.units
         units = min(answer.units, request.units)
@@ -140,15 +138,17 @@ class DraftBuilding:
             num_used = self.links.num_out
             self._cost = (self._cost * num_used + request.cost * units) / (num_used + units)
             self.links.outward[sender].grow(units)
-        return []
 
-    def tick(self) -> list[Effect]:
+    def tick(self) -> None:
         """Answer, ask, offer."""
-        repeats = self._repeat()
-        if not self.active:
-            return repeats + self._refuse_all()
-        self.ticks_left -= 1
-        return repeats + self._answer() + self._ask() + self._offer()
+        self._repeat()
+        if self.active:
+            self.ticks_left -= 1
+            self._answer()
+            self._ask()
+            self._offer()
+        else:
+            self._refuse_all()
 
     @property
     def _surplus(self) -> int:
@@ -157,8 +157,7 @@ class DraftBuilding:
             return self.changes.room_as_sink
         return self.changes.num_missing
 
-    def _answer(self) -> list[Effect]:
-        effects: list[Effect] = []
+    def _answer(self) -> None:
         cost = self.position.cost_from
         for sender in sorted(self._waiting, key=lambda peer: (cost(peer), peer)):
             request = self._waiting[sender]
@@ -170,30 +169,24 @@ class DraftBuilding:
                 self.links.inward[sender].grow(units)
             answer = UnitsAnswer(self.view_version, request.request_id, units)
             self._answers[sender] = answer
-            effects.append(Send(sender, answer))
-        return effects
+            self.position.out.send(sender, answer)
 
-    def _refuse_all(self) -> list[Effect]:
+    def _refuse_all(self) -> None:
         waiting = self._waiting
         self._waiting = {}
-        effects: list[Effect] = []
         for sender, request in waiting.items():
             answer = self._answers[sender] = UnitsAnswer(self.view_version, request.request_id, 0)
-            effects.append(Send(sender, answer))
-        return effects
+            self.position.out.send(sender, answer)
 
-    def _repeat(self) -> list[Effect]:
+    def _repeat(self) -> None:
         """Repeat what nobody has answered, beyond the end too: room is kept for the answer."""
-        effects: list[Effect] = []
         for peer, request in self._pending.items():
             request.age += 1
             if request.age % _REPEAT_TICKS == 0:
                 repeat = RequestUnits(self.view_version, request.request_id, request.units)
-                effects.append(Send(peer, repeat))
-        return effects
+                self.position.out.send(peer, repeat)
 
-    def _ask(self) -> list[Effect]:
-        effects: list[Effect] = []
+    def _ask(self) -> None:
         room = self.changes.room_as_source
         if self.position.share is not None:
             room = min(room, self.position.share - self.links.num_out - self.changes.expected)
@@ -211,11 +204,11 @@ class DraftBuilding:
             self._offers[peer].units -= units
             self.changes.expected += units
             self._pending[peer] = _Request(self._next_id, units, total)
-            effects.append(Send(peer, RequestUnits(self.view_version, self._next_id, units)))
+            request = RequestUnits(self.view_version, self._next_id, units)
+            self.position.out.send(peer, request)
             self._next_id += 1
-        return effects
 
-    def _offer(self) -> list[Effect]:
+    def _offer(self) -> None:
         """Tell the previous stage what there is, or will be, to take up."""
         expected = sum(request.units for request in self._pending.values())
         units = self._surplus + (0 if self.position.data else expected)
@@ -226,11 +219,11 @@ class DraftBuilding:
             cost = (self._cost * num_used + ahead) / (num_used + expected)
         offer = (max(0, units), cost)
         if offer == self._offered:
-            return []
+            return
         self._offered = offer
         self._sequence += 1
         message = DraftOffer(self.view_version, self._sequence, *offer)
-        return [Send(peer, message) for peer in self.position.previous]
+        self.position.out.send_all(self.position.previous, message)
 
 
 _REFRESH_TICKS = 8
@@ -298,6 +291,7 @@ class Draft:
     def __init__(self, position: Position, view_version: int, rng: Random) -> None:
         self.position = position
         self.links = DraftLinks(
+            position.out,
             {peer: DraftLink() for peer in position.next},
             {peer: DraftLink() for peer in position.previous},
         )
@@ -350,24 +344,21 @@ class Draft:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def received(self, sender: NodeId, message: DraftMessage) -> list[Effect]:
+    def received(self, sender: NodeId, message: DraftMessage) -> None:
         match message:
             case DraftUnits():
                 if self.links.said(sender, message, busy=self.changes.any_reserved):
-                    outward = not message.outward
-                    return [self.links.statement(self._view_version, sender, outward=outward)]
-                return []
+                    self.links.tell(self._view_version, sender, outward=not message.outward)
             case ResidualWalk():
                 self._hear(sender, message)
-                return []
             case RequestChange():
-                return self.changes.requested(sender, message, refuse=self.frozen or self._uneven)
+                self.changes.requested(sender, message, refuse=self.frozen or self._uneven)
             case ChangeAnswer():
-                return self.changes.answered(sender, message)
+                self.changes.answered(sender, message)
             case ChangeDecision():
-                return self.changes.decided(sender, message)
+                self.changes.decided(sender, message)
             case DraftOffer() | RequestUnits() | UnitsAnswer():
-                return self.build.received(sender, message)
+                self.build.received(sender, message)
 
     def _hear(self, sender: NodeId, message: ResidualWalk) -> None:
         walk = message.walk
@@ -384,21 +375,21 @@ class Draft:
 
     # --- once in each round -------------------------------------------------------------------
 
-    def tick(self) -> list[Effect]:
+    def tick(self) -> None:
         """Do what a node does once in each round."""
         self.num_ticks += 1
         position = self.position
-        effects = self.changes.tick()
+        self.changes.tick()
         if self.frozen:
             self.build.ticks_left = 0
-        effects += self.build.tick()
+        self.build.tick()
         if not self.build.active:
             self._missing_ticks_left -= 1
         if self.num_ticks > _STUCK_TICKS and not position.data:
             self._balance()
-        effects += self.links.statements(self._view_version)
+        self.links.tell_disagreed(self._view_version)
         if self.frozen or self._uneven:
-            return effects
+            return
         if (refused := self.changes.take_refused()) is not None:
             self._ban(refused)
         search = self._relax()
@@ -407,10 +398,9 @@ class Draft:
         self.changes.supplied = frozenset(supplied)
         if ENTRANCE in self.changes.supplied:
             self._missing_ticks_left = max(self._missing_ticks_left, _MISSING_TICKS_SEEN)
-        effects += self._tell(search)
+        self._tell(search)
         if search.detour is not None:
-            effects += self.changes.ask(search.detour)
-        return effects
+            self.changes.ask(search.detour)
 
     def _ban(self, refused: Improvement) -> None:
         """Leave alone for a while the walk that a refused detour came by."""
@@ -489,7 +479,7 @@ class Draft:
                 walks.append(heard.walk)
         return walks
 
-    def _tell(self, search: "_Search") -> list[Effect]:
+    def _tell(self, search: "_Search") -> None:
         """Tell neighbours of the walks that they could prolong, where those have changed."""
         refresh = self.num_ticks % _REFRESH_TICKS == 0
         position = self.position
@@ -503,7 +493,6 @@ class Draft:
                 listeners.append((peer, ENTRANCE))
         told = {(peer, side): search.news(side, peer) for peer, side in listeners}
         told |= {key: _NO_NEWS for key in self._told if key not in told}
-        effects: list[Effect] = []
         for (peer, side), news in told.items():
             before = self._told.get((peer, side), _NO_NEWS)
             if news == before and (not refresh or news == _NO_NEWS):
@@ -511,9 +500,8 @@ class Draft:
             for walk in _differences(before, news, refresh=refresh):
                 self._sequence += 1
                 message = ResidualWalk(self._view_version, self._sequence, side, walk)
-                effects.append(Send(peer, message))
+                position.out.send(peer, message)
         self._told = told
-        return effects
 
 
 def _begin(peer: NodeId, side: bool) -> Walk:  # noqa: FBT001

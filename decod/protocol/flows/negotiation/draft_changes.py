@@ -14,7 +14,7 @@ from random import Random
 
 from decod.ids import NodeId
 from decod.planner.graph import Objective
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import Effect, EffectSink
 from decod.protocol.core.messages.routing_messages import (
     ChangeAnswer,
     ChangeDecision,
@@ -60,6 +60,7 @@ class DraftLink:
 class DraftLinks:
     """All links of one node, by direction."""
 
+    out: EffectSink[Effect]
     outward: dict[NodeId, DraftLink] = field(default_factory=dict)
     inward: dict[NodeId, DraftLink] = field(default_factory=dict)
 
@@ -104,18 +105,18 @@ class DraftLinks:
             side[peer].units -= dropped
             excess -= dropped
 
-    def statements(self, view_version: int) -> list[Effect]:
+    def tell_disagreed(self, view_version: int) -> None:
         """Tell the other end of each link on which the two do not agree yet."""
-        return [
-            self.statement(view_version, peer, outward=outward)
-            for outward in (False, True)
-            for peer, link in self.side(outward=outward).items()
-            if not link.agreed
-        ]
+        for outward in (False, True):
+            for peer, link in self.side(outward=outward).items():
+                if not link.agreed:
+                    self.tell(view_version, peer, outward=outward)
 
-    def statement(self, view_version: int, peer: NodeId, *, outward: bool) -> Effect:
+    def tell(self, view_version: int, peer: NodeId, *, outward: bool) -> None:
+        """Tell the other end of a link this end's number."""
         link = self.side(outward=outward)[peer]
-        return Send(peer, DraftUnits(view_version, outward, link.version, link.units, link.agreed))
+        message = DraftUnits(view_version, outward, link.version, link.units, link.agreed)
+        self.out.send(peer, message)
 
 
 _PATIENCE_TICKS = 6
@@ -224,24 +225,22 @@ class Changes:
             return 0
         return sum(r.answer.units * max(0, net(r.change)) for r in self._reserved.values())
 
-    def tick(self) -> list[Effect]:
+    def tick(self) -> None:
         """Let time pass: drop what was not answered, ask again what was decided."""
-        effects: list[Effect] = []
         self._pause = max(0, self._pause - 1)
         if self._asked is not None:
             self._asked.age += 1
             if self._asked.age > _PATIENCE_TICKS:
-                effects += self._decide(0)
+                self._decide(0)
         for (asker, _), reserved in self._reserved.items():
             reserved.age += 1
             if reserved.age % _REPEAT_TICKS == 0:
-                effects.append(Send(asker, reserved.answer))
-        return effects
+                self.position.out.send(asker, reserved.answer)
 
-    def ask(self, detour: Improvement) -> list[Effect]:
+    def ask(self, detour: Improvement) -> None:
         """Ask all nodes on the detour for the change, unless this node has just done so."""
         if self._asked is not None or self._pause:
-            return []
+            return
         node_id = self.position.node_id
         if not detour.closed and len(detour.places) <= self.position.near_places:
             detour = last_part(detour, self._reach)
@@ -253,11 +252,11 @@ class Changes:
         own = self._promise(node_id, request)
         if own.units == 0:
             self._refused = detour
-            return []
+            return
         others = {place[0] for place in detour.places} - {node_id}
         reward = 0.0 if detour.closed else self.position.reward
         self._asked = _Asked(detour, set(others), own.units, own.cost - reward)
-        return [Send(other, request) for other in sorted(others)]
+        self.position.out.send_all(sorted(others), request)
 
     def take_refused(self) -> Improvement | None:
         """Return what this node asked for last, if it has been refused."""
@@ -265,44 +264,41 @@ class Changes:
         self._refused = None
         return refused
 
-    def requested(
-        self, sender: NodeId, request: RequestChange, *, refuse: bool = False
-    ) -> list[Effect]:
+    def requested(self, sender: NodeId, request: RequestChange, *, refuse: bool = False) -> None:
         """Reserve what a change would take, or refuse."""
-        key = (sender, request.change_id)
-        if request.change_id <= self._decided.get(sender, 0) and key not in self._reserved:
-            return []
-        if (known := self._reserved.get(key)) is not None:
-            return [Send(sender, known.answer)]
-        if refuse:
-            return [Send(sender, ChangeAnswer(self.view_version, request.change_id, 0, 0.0))]
-        return [Send(sender, self._promise(sender, request))]
+        known = self._reserved.get((sender, request.change_id))
+        if known is not None:
+            answer = known.answer
+        elif request.change_id <= self._decided.get(sender, 0):
+            return
+        elif refuse:
+            answer = ChangeAnswer(self.view_version, request.change_id, 0, 0.0)
+        else:
+            answer = self._promise(sender, request)
+        self.position.out.send(sender, answer)
 
-    def answered(self, sender: NodeId, answer: ChangeAnswer) -> list[Effect]:
+    def answered(self, sender: NodeId, answer: ChangeAnswer) -> None:
         """Count a participant's answer; decide with the last one."""
         asked = self._asked
         change_id = answer.change_id
         if 0 < change_id < self._next_id - (asked is not None):
-            decision = ChangeDecision(self.view_version, change_id, self._made.get(change_id, 0))
-            return [Send(sender, decision)] if answer.units else []
-        if asked is None or change_id != self._next_id - 1 or sender not in asked.waiting:
-            return []
-        asked.waiting.discard(sender)
-        asked.units = min(asked.units, answer.units)
-        asked.cost += answer.cost
-        if asked.units == 0:
-            return self._decide(0)
-        if asked.waiting:
-            return []
-        return self._decide(asked.units if asked.cost < _SAVES else 0)
+            if answer.units:
+                made = self._made.get(change_id, 0)
+                decision = ChangeDecision(self.view_version, change_id, made)
+                self.position.out.send(sender, decision)
+        elif asked is not None and change_id == self._next_id - 1 and sender in asked.waiting:
+            asked.waiting.discard(sender)
+            asked.units = min(asked.units, answer.units)
+            asked.cost += answer.cost
+            if asked.units == 0 or not asked.waiting:
+                self._decide(asked.units if asked.cost < _SAVES else 0)
 
-    def decided(self, sender: NodeId, decision: ChangeDecision) -> list[Effect]:
+    def decided(self, sender: NodeId, decision: ChangeDecision) -> None:
         """Carry a change out, or give back what was reserved for it."""
         key = (sender, decision.change_id)
         self._decided[sender] = max(decision.change_id, self._decided.get(sender, 0))
         if (reserved := self._reserved.pop(key, None)) is not None:
             self._release(reserved, min(decision.units, reserved.answer.units))
-        return []
 
     # ------------------------------------------------------------------------------------------
 
@@ -359,7 +355,7 @@ class Changes:
             total += wait * num_used if change.net_in > 0 else -wait * max(0, num_used - 1)
         return total
 
-    def _decide(self, units: int) -> list[Effect]:
+    def _decide(self, units: int) -> None:
         """Decide on what this node asked for, once and for all."""
         asked = self._asked
         assert asked is not None
@@ -381,7 +377,7 @@ class Changes:
         decision = ChangeDecision(self.view_version, change_id, units)
         self.decided(self.position.node_id, decision)
         others = sorted({place[0] for place in asked.detour.places} - {self.position.node_id})
-        return [Send(other, decision) for other in others]
+        self.position.out.send_all(others, decision)
 
     def _release(self, reserved: _Reserved, units: int) -> None:
         for links, changed in self._sides(reserved.change):

@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from decod.ids import FlowId, NodeId
 from decod.protocol.core.compute_queue import ComputeQueue
-from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.routing_messages import (
     Claim,
     Claimed,
@@ -63,21 +62,22 @@ class Negotiation:
         if self.settling.here is not None:
             self.settling.here.give_up()
 
-    def tick(self) -> list[Effect]:
+    def tick(self) -> None:
         """Do what a node does once in each round."""
-        return self.draft.tick() + self.settling.tick()
+        self.draft.tick()
+        self.settling.tick()
 
-    def received(self, sender: NodeId, message: DraftMessage | SettlingMessage) -> list[Effect]:
+    def received(self, sender: NodeId, message: DraftMessage | SettlingMessage) -> None:
         """Take in a peer's message of this view."""
         match message:
             case Settle() | Claim() | Claimed() | Claims() | Routes() | Install() | Installed():
-                return self.settling.received(sender, message)
+                self.settling.received(sender, message)
             case _:
-                return self.draft.received(sender, message)
+                self.draft.received(sender, message)
 
-    def settle(self, epoch: int) -> list[Effect]:
+    def settle(self, epoch: int) -> None:
         """At a data node: end the search, make flows of the draft."""
-        return self.settling.begin(epoch)
+        self.settling.begin(epoch)
 
 
 class FlowRouting(SearchingRouting):

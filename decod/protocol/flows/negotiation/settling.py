@@ -18,7 +18,7 @@ from typing import Protocol
 from decod.ids import FlowId, NodeId
 from decod.planner.deciding import Decided, LinkCosts, Unsettled
 from decod.protocol.core.compute_queue import ComputeQueue
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job
 from decod.protocol.core.messages.routing_messages import (
@@ -124,7 +124,7 @@ class Settler:
 
     position: Position
     view_version: int
-    tell: Callable[[NodeId, Routes], list[Effect]]
+    tell: Callable[[NodeId, Routes], None]
     """Sends a data node its flows."""
     compute: ComputeQueue | None
     """Takes the job of deciding. None: flows are what was claimed."""
@@ -175,38 +175,39 @@ class Settler:
             for slot, flow in enumerate(routes.routes)
         }
 
-    @property
-    def unsure(self) -> list[tuple[NodeId, Routes]]:
-        """The flows of other data nodes that have not said that they installed them."""
-        peers = self._settled.keys() - self._installed - {self.position.node_id}
-        return [(peer, self._settled[peer]) for peer in sorted(peers)]
+    def tell_again(self) -> None:
+        """Tell other data nodes that have not said that they installed their flows."""
+        for peer in sorted(self._settled.keys() - self._installed - {self.position.node_id}):
+            self.tell(peer, self._settled[peer])
 
-    def received(self, sender: NodeId, message: Claims | Installed) -> list[Effect]:
+    def received(self, sender: NodeId, message: Claims | Installed) -> None:
         """Take in what a data node reports."""
         if isinstance(message, Claims):
-            return self._gather(sender, message)
-        self._installed.add(sender)
-        return []
+            self._gather(sender, message)
+        else:
+            self._installed.add(sender)
 
-    def _gather(self, sender: NodeId, message: Claims) -> list[Effect]:
+    def _gather(self, sender: NodeId, message: Claims) -> None:
         """Take in the claims of a data node, and decide when those of all are here."""
         position = self.position
         everybody = {position.node_id, *position.data_peers}
         if sender not in everybody:
-            return []
+            return
         if sender in self._settled:
-            return self.tell(sender, self._settled[sender])
+            self.tell(sender, self._settled[sender])
+            return
         if self._deciding is not None or not self._acceptable(message):
-            return []
+            return
         self._gathered[sender] = message
         for hops in message.claims:
             position.heard(hops)
         if self._gathered.keys() != everybody:
-            return []
+            return
         if self.compute is None:
-            return self._tell_all(as_claimed(self._gathered))
-        self._deciding = DecideFlows(unsettled(self._gathered, position))
-        return self.compute.submit(self._deciding, self)
+            self._tell_all(as_claimed(self._gathered))
+        else:
+            self._deciding = DecideFlows(unsettled(self._gathered, position))
+            position.out.put(*self.compute.submit(self._deciding, self))
 
     def _acceptable(self, message: Claims) -> bool:
         """Whether a data node may claim this: no more than it can carry, and whole paths only."""
@@ -218,11 +219,11 @@ class Settler:
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
         """Tell the data nodes what has been decided."""
-        if job is not self._deciding:
-            return []
-        assert isinstance(event.result, FlowsDecided)
-        self._deciding = None
-        return self._tell_all(flows_of(event.result.flows, self._gathered))
+        if job is self._deciding:
+            assert isinstance(event.result, FlowsDecided)
+            self._deciding = None
+            self._tell_all(flows_of(event.result.flows, self._gathered))
+        return []
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
         """Let the next repeated report try again; till then the flows of before are used."""
@@ -230,13 +231,11 @@ class Settler:
             self._deciding = None
         return []
 
-    def _tell_all(self, decided: Mapping[NodeId, tuple[SettledFlow, ...]]) -> list[Effect]:
+    def _tell_all(self, decided: Mapping[NodeId, tuple[SettledFlow, ...]]) -> None:
         for data_node, flows in decided.items():
             self._settled[data_node] = Routes(self.view_version, self.epoch, flows)
-        effects: list[Effect] = []
         for data_node in sorted(self._settled):
-            effects += self.tell(data_node, self._settled[data_node])
-        return effects
+            self.tell(data_node, self._settled[data_node])
 
 
 _REPEAT_TICKS = 16
@@ -340,19 +339,20 @@ class Settling:
         if self.settler == self.position.node_id:
             self.here = Settler(self.position, self.view_version, self._to, self.compute)
 
-    def begin(self, epoch: int) -> list[Effect]:
+    def begin(self, epoch: int) -> None:
         """At a data node: claim the draft's units that begin here."""
         if epoch != self.epoch:
             self._enter(epoch)
         self.units.frozen = True
         self._begun = True
-        return self._tell_others() + self.go_on()
+        self._tell_others()
+        self.go_on()
 
-    def _tell_others(self) -> list[Effect]:
+    def _tell_others(self) -> None:
         """At the settling node: have all data nodes claim."""
-        if self.here is None:
-            return []
-        return [Send(peer, Settle(self.view_version, self.epoch)) for peer in self.here.silent]
+        if self.here is not None:
+            settle = Settle(self.view_version, self.epoch)
+            self.position.out.send_all(self.here.silent, settle)
 
     @property
     def decided(self) -> Mapping[FlowId, SettledFlow]:
@@ -390,39 +390,38 @@ class Settling:
         others = self.here.flows if self.here is not None else {}
         return SettlementPart(dict(self.hops), {**others, **self.flows})
 
-    def tick(self) -> list[Effect]:
-        effects = self.go_on()
+    def tick(self) -> None:
+        self.go_on()
         self._age += 1
         if self.units.frozen and self._age > _HOLD_TICKS_PER_STAGE * self.position.num_stages + 16:
             self.units.frozen = False
-        return effects + self._repeat() if self._age % _REPEAT_TICKS == 0 else effects
+        if self._age % _REPEAT_TICKS == 0:
+            self._repeat()
 
-    def received(self, sender: NodeId, message: SettlingMessage) -> list[Effect]:
+    def received(self, sender: NodeId, message: SettlingMessage) -> None:
         if message.epoch < self.epoch:
-            return []
+            return
         if message.epoch > self.epoch:
             self._enter(message.epoch)
         match message:
-            case Settle():
-                ours = sender == self.settler and self.position.data and not self._begun
-                return self.begin(message.epoch) if ours else []
+            case Settle() if sender == self.settler and self.position.data and not self._begun:
+                self.begin(message.epoch)
             case Claim():
-                return self._claim(sender, message)
+                self._claim(sender, message)
             case Claimed():
-                return self._claim_ended(sender, message)
-            case Claims() | Installed():
-                return self.here.received(sender, message) if self.here is not None else []
+                self._claim_ended(sender, message)
+            case Claims() | Installed() if self.here is not None:
+                self.here.received(sender, message)
             case Routes():
-                return self._install(sender, message)
+                self._install(sender, message)
             case Install():
-                return self._note(sender, message)
+                self._note(sender, message)
 
-    def _claim_ended(self, sender: NodeId, message: Claimed) -> list[Effect]:
-        if not self._expected(sender, message):
-            return []
-        self._claimed[message.flow_id] = message.hops
-        self.position.heard(message.hops)
-        return self._report()
+    def _claim_ended(self, sender: NodeId, message: Claimed) -> None:
+        if self._expected(sender, message):
+            self._claimed[message.flow_id] = message.hops
+            self.position.heard(message.hops)
+            self._report()
 
     def _expected(self, sender: NodeId, message: Claimed) -> bool:
         """Whether an open claim of this node's can have ended as the sender says.
@@ -461,41 +460,44 @@ class Settling:
         if self.here is not None:
             self.here.enter(epoch)
 
-    def go_on(self) -> list[Effect]:
+    def go_on(self) -> None:
         """Send claims on, as soon as the draft stands still here."""
         if not self.units.frozen or not self.units.passable:
-            return []
-        effects: list[Effect] = []
+            return
         if self._begun and not self._forwarding:
-            effects += self._claim_own()
+            self._claim_own()
         waiting = self._waiting
         self._waiting = {}
         for claim in waiting.values():
-            effects += self._pass_on(claim)
-        return effects
+            self._pass_on(claim)
 
-    def _claim_own(self) -> list[Effect]:
+    def _claim_own(self) -> None:
         node_id = self.position.node_id
-        effects: list[Effect] = []
         for slot, peer in enumerate(self.units.beginning()):
             flow_id = FlowId(node_id, slot)
             self._forwarding[flow_id] = (node_id, node_id, peer)
-            effects.append(Send(peer, Claim(self.view_version, self.epoch, flow_id, ())))
-        return effects or self._report()
+            self._send_claim(peer, flow_id)
+        if not self._forwarding:
+            self._report()
 
-    def _claim(self, sender: NodeId, claim: Claim) -> list[Effect]:
+    def _send_claim(self, peer: NodeId, flow_id: FlowId, hops: tuple[Hop, ...] = ()) -> None:
+        claim = Claim(self.view_version, self.epoch, flow_id, hops)
+        self.position.out.send(peer, claim)
+
+    def _claim(self, sender: NodeId, claim: Claim) -> None:
         if sender not in self.position.previous or not self._can_go_on(claim):
-            return []
+            return
         self.units.frozen = True
         if self.position.data:
-            return self._end(claim, claim.hops)
-        self._waiting[claim.flow_id] = claim
-        return self.go_on()
+            self._end(claim, claim.hops)
+        else:
+            self._waiting[claim.flow_id] = claim
+            self.go_on()
 
-    def _end(self, claim: Claim, hops: tuple[Hop, ...]) -> list[Effect]:
+    def _end(self, claim: Claim, hops: tuple[Hop, ...]) -> None:
         """Tell the data node that sent a claim what has become of it."""
         claimed = Claimed(self.view_version, self.epoch, claim.flow_id, hops)
-        return [Send(claim.flow_id.data_node, claimed)]
+        self.position.out.send(claim.flow_id.data_node, claimed)
 
     def _can_go_on(self, claim: Claim) -> bool:
         """Whether the claim, with this node's hop, is still one that a path can have."""
@@ -504,25 +506,24 @@ class Settling:
         passed = [hop.node_id for hop in claim.hops]
         return len(passed) < HOPS_MAX and self.position.node_id not in passed
 
-    def _pass_on(self, claim: Claim) -> list[Effect]:
+    def _pass_on(self, claim: Claim) -> None:
         way = self._forwarding.get(claim.flow_id)
         if way is None:
             data_node = claim.flow_id.data_node
             upstream = claim.hops[-1].node_id if claim.hops else data_node
             onward = self.units.onward(data_node, upstream, self._forwarding.values())
             if onward is None:  # Its unit has been let go before it came.
-                return self._end(claim, ())
+                self._end(claim, ())
+                return
             way = self._forwarding[claim.flow_id] = (data_node, upstream, onward)
-        peer = way[-1]
         position = self.position
         hop = Hop(position.node_id, self._costs(), self._inward(), position.queue_cost())
-        hops = (*claim.hops, hop)
-        return [Send(peer, Claim(self.view_version, self.epoch, claim.flow_id, hops))]
+        self._send_claim(way[-1], claim.flow_id, (*claim.hops, hop))
 
-    def _report(self) -> list[Effect]:
+    def _report(self) -> None:
         """Tell the settler of all claims that began here, once they have all ended."""
         if not self._begun or self._claimed.keys() != self._forwarding.keys():
-            return []
+            return
         position = self.position
         claims = tuple(hops for _, hops in sorted(self._claimed.items()) if hops)
         message = Claims(
@@ -534,7 +535,7 @@ class Settling:
             inward=self._inward(),
             compute_s=position.queue_cost(),
         )
-        return self._to(self.settler, message)
+        self._to(self.settler, message)
 
     def _costs(self) -> tuple[tuple[NodeId, float], ...]:
         """Return what this node's links to the next stage cost."""
@@ -545,31 +546,31 @@ class Settling:
         costs = [(self.position.cost_from(peer), peer) for peer in self.position.previous]
         return tuple((peer, cost) for cost, peer in sorted(costs)[:_INWARD_MAX])
 
-    def _to(self, receiver: NodeId, message: Claims | Routes | Installed) -> list[Effect]:
+    def _to(self, receiver: NodeId, message: Claims | Routes | Installed) -> None:
         if receiver == self.position.node_id:
-            return self.received(receiver, message)
-        return [Send(receiver, message)]
+            self.received(receiver, message)
+        else:
+            self.position.out.send(receiver, message)
 
     # --- installing ---------------------------------------------------------------------------
 
-    def _install(self, sender: NodeId, message: Routes) -> list[Effect]:
+    def _install(self, sender: NodeId, message: Routes) -> None:
         if sender != self.settler or not self._begun:
-            return []
-        if self._routes is not None:
-            return self._tell_installed()
-        self.units.frozen = False
-        node_id = self.position.node_id
-        flows = message.routes[: self.position.capacity]
-        self._routes = {
-            FlowId(node_id, i): flow for i, flow in enumerate(flows) if self._passable(flow.path)
-        }
-        return self._send_installs() + self._tell_installed()
+            return
+        if self._routes is None:
+            self.units.frozen = False
+            node_id = self.position.node_id
+            flows = enumerate(message.routes[: self.position.capacity])
+            self._routes = {
+                FlowId(node_id, i): flow for i, flow in flows if self._passable(flow.path)
+            }
+            self._send_installs()
+        self._tell_installed()
 
-    def _tell_installed(self) -> list[Effect]:
+    def _tell_installed(self) -> None:
         """Tell the settling node, once all flows are installed."""
-        if not self.complete:
-            return []
-        return self._to(self.settler, Installed(self.view_version, self.epoch))
+        if self.complete:
+            self._to(self.settler, Installed(self.view_version, self.epoch))
 
     def _passable(self, path: tuple[NodeId, ...]) -> bool:
         """Whether a path is one of this data node's, as far as it knows."""
@@ -578,15 +579,13 @@ class Settling:
             return False
         return path[0] in position.next and path[-1] in position.previous
 
-    def _send_installs(self) -> list[Effect]:
-        routes = (self._routes or {}).items()
-        return [
-            Send(flow.path[0], Install(self.view_version, self.epoch, flow_id, flow.path))
-            for flow_id, flow in routes
-            if flow_id not in self.flows
-        ]
+    def _send_installs(self) -> None:
+        for flow_id, flow in self.decided.items():
+            if flow_id not in self.flows:
+                install = Install(self.view_version, self.epoch, flow_id, flow.path)
+                self.position.out.send(flow.path[0], install)
 
-    def _note(self, sender: NodeId, message: Install) -> list[Effect]:
+    def _note(self, sender: NodeId, message: Install) -> None:
         """Note this node's hop of a flow, and pass it on; at home, the flow is installed."""
         node_id = self.position.node_id
         path = message.path
@@ -594,36 +593,38 @@ class Settling:
         if node_id == home:
             settled = (self._routes or {}).get(message.flow_id)
             if settled is None or settled.path != path or sender != path[-1]:
-                return []
+                return
             self.flows[message.flow_id] = settled
-            return self._tell_installed()
+            self._tell_installed()
+            return
         if node_id not in path or len(path) != self.position.num_stages:
-            return []
+            return
         index = path.index(node_id)
         upstream = path[index - 1] if index else home
         downstream = path[index + 1] if index + 1 < len(path) else home
         if sender != upstream or upstream not in self.position.previous:
-            return []
+            return
         if downstream not in self.position.next:
-            return []
+            return
         self.units.frozen = False  # All claims have ended, wherever they went.
         known = message.flow_id in self.hops
         if not known and len(self.hops) >= self.position.capacity:
-            return []
+            return
         self.hops[message.flow_id] = SettledHop(upstream, downstream)
         assert len(self.hops) <= self.position.capacity, "a relay carries more than it has room for"
-        return [Send(downstream, message)]
+        self.position.out.send(downstream, message)
 
-    def _repeat(self) -> list[Effect]:
+    def _repeat(self) -> None:
         """Say again what was not answered."""
         if not self._begun:
-            return []
+            return
         if self._routes is not None:
-            unsure = self.here.unsure if self.here is not None else []
-            return [*(Send(*told) for told in unsure), *self._send_installs()]
-        open_claims = [
-            Send(peer, Claim(self.view_version, self.epoch, flow_id, ()))
-            for flow_id, (_, _, peer) in self._forwarding.items()
-            if flow_id not in self._claimed
-        ]
-        return [*self._tell_others(), *open_claims, *self._report()]
+            if self.here is not None:
+                self.here.tell_again()
+            self._send_installs()
+        else:
+            self._tell_others()
+            for flow_id, (_, _, peer) in self._forwarding.items():
+                if flow_id not in self._claimed:
+                    self._send_claim(peer, flow_id)
+            self._report()

@@ -11,11 +11,12 @@ import pytest
 from decod.ids import FlowId, NodeId
 from decod.lab.sim.routing_trial import Negotiated, Society, Weather, negotiate, settling_rounds
 from decod.planner.graph import FlowGraph, GraphNode, Link, Objective, broken_rules
-from decod.protocol.core.effects import Effect, Send
+from decod.protocol.core.effects import Effect, EffectSink, Send
 from decod.protocol.core.messages.routing_messages import (
     ExchangeHops,
     HopsAnswer,
     HopsDecision,
+    HopsRequest,
     LinkUse,
     NextHop,
     PeerFlows,
@@ -175,6 +176,7 @@ def relay(capacity: int = 2, objective: Objective = Objective.SUM) -> GwtfSearch
     costs = {node("x"): 1.0, node("y"): 5.0, node("u"): 1.0, node("v"): 1.0}
     position = Position(
         node_id=node("b"),
+        out=EffectSink(),
         data=False,
         capacity=capacity,
         num_stages=1,
@@ -211,7 +213,17 @@ def exchange(hop: FlowHop, *, version: int | None = None, change_id: int = 1) ->
     )
 
 
-def answers(effects: list[Effect]) -> list[bool]:
+def received(
+    negotiation: GwtfSearch, sender: str, message: HopsRequest | PeerQuery
+) -> list[Effect]:
+    """Return what a node does about a message."""
+    negotiation.received(node(sender), message)
+    return negotiation.hops.position.out.taken()
+
+
+def answers(negotiation: GwtfSearch, sender: str, request: HopsRequest) -> list[bool]:
+    """Return what a node answers to a request."""
+    effects = received(negotiation, sender, request)
     sent = [effect.message for effect in effects if isinstance(effect, Send)]
     return [message.agreed for message in sent if isinstance(message, HopsAnswer)]
 
@@ -223,7 +235,7 @@ def test_the_other_node_refuses_what_costs_more_by_its_own_measure() -> None:
         1, 1, node("d"), 3, NextHop(node("y"), 7), node("b"), hop.number, 0,
         NextHop(node("x"), 9), LinkUse(2.0, 1), LinkUse(1.0, 0),
     )  # fmt: skip
-    assert answers(negotiation.received(node("a"), request)) == [False]
+    assert answers(negotiation, "a", request) == [False]
 
 
 def redirect(hop: FlowHop) -> RequestRedirect:
@@ -237,12 +249,12 @@ def redirect(hop: FlowHop) -> RequestRedirect:
 @pytest.mark.parametrize("asker", ["u", "x", "z"])
 @pytest.mark.parametrize("request_of", [exchange, redirect])
 def test_only_nodes_of_the_stage_change_where_its_flows_go(
-    request_of: Callable[[FlowHop], ExchangeHops | RequestRedirect], asker: str
+    request_of: Callable[[FlowHop], HopsRequest], asker: str
 ) -> None:
     """A member of another stage that asks and decides by itself leaves all as it was."""
     hop = carry(negotiation := relay())
     before = replace(hop)
-    assert answers(negotiation.received(node(asker), request_of(hop))) == [False]
+    assert answers(negotiation, asker, request_of(hop)) == [False]
     negotiation.received(node(asker), HopsDecision(1, 1, made=True))
     assert negotiation.hops.hops == {hop.name: before}
 
@@ -256,14 +268,14 @@ def test_the_next_node_refuses_a_change_of_a_flow_that_comes_from_another() -> N
             1, 1 + agreed, node("d"), 4, owner, 2, 0, node("t"), here,
             (LinkUse(1.0, 0), LinkUse(1.0, 0)),
         )  # fmt: skip
-        assert answers(negotiation.received(node("v"), request)) == [agreed]
+        assert answers(negotiation, "v", request) == [agreed]
 
 
 def test_only_nodes_of_the_stage_are_told_of_flows() -> None:
     negotiation = relay()
     carry(negotiation)
-    assert negotiation.received(node("u"), PeerQuery(1)) == []
-    (told,) = negotiation.received(node("a"), PeerQuery(1))
+    assert received(negotiation, "u", PeerQuery(1)) == []
+    (told,) = received(negotiation, "a", PeerQuery(1))
     assert isinstance(told, Send)
     assert isinstance(told.message, PeerFlows)
     assert [flow.next.peer for flow in told.message.flows] == ["y"]
