@@ -153,7 +153,7 @@ class Delivery:
             return
         if isinstance(event.message, FollowMessage):
             self._joining.missed(now_s, event, self._strategy.copy.replay_source)
-            self._out.put(*self._strategy.copy.arrival.progressed(now_s))
+            self._strategy.copy.arrival.progressed(now_s)
             return
         self.outbox.undelivered(now_s, event)
         self._strategy.step(now_s, event)

@@ -266,7 +266,7 @@ class NodeMachine:
     def start(self, now_s: float) -> list[Effect]:
         """Begin: ask the leader to be taken in."""
         self.leadership.start(now_s)
-        self._out.put(*self._joining.knock(now_s))
+        self._joining.knock(now_s)
         return self._delivered(now_s)
 
     def step(self, now_s: float, event: Event) -> list[Effect]:
@@ -346,15 +346,15 @@ class NodeMachine:
                 else:
                     self._joining.redirected(now_s, event)
             case StateRequested():
-                self._out.put(*self.strategy.copy.stage.requested(event))
+                self.strategy.copy.stage.requested(event)
             case StateFetched() if not self.in_view:
                 self._joining.fetched(event)
             case StateFetched():
-                self._out.put(*self.strategy.copy.fetched(event))
+                self.strategy.copy.fetched(event)
             case StateFetchFailed() if not self.in_view:
                 self._joining.fetch_failed(now_s, event)
             case StateFetchFailed():
-                self._out.put(*self.strategy.copy.fetch_failed(now_s, event))
+                self.strategy.copy.fetch_failed(now_s, event)
             case StateKept() | StateForgotten() | KeptRead():
                 self._utilisation.told(event)
                 self.leadership.counted(now_s, self._utilisation)
@@ -385,7 +385,7 @@ class NodeMachine:
         outward = self._delivered(now_s)
         knock_s = self._joining.deadline_s
         if knock_s is not None and knock_s <= now_s:
-            self._out.put(*self._joining.knock(now_s))
+            self._joining.knock(now_s)
             outward += self._delivered(now_s)
         self.leadership.overdue(now_s)
         outward += self._delivered(now_s)
@@ -430,7 +430,7 @@ class NodeMachine:
 
     def _replayed(self, now_s: float, received: Received) -> None:
         self._joining.exchanged(now_s, received, self.strategy.copy.replay_source)
-        self._out.put(*self.strategy.copy.arrival.progressed(now_s))
+        self.strategy.copy.arrival.progressed(now_s)
 
     def _of_view(self, now_s: float, received: Received) -> None:
         self._measuring.heard(received.sender, received.message)
@@ -553,20 +553,18 @@ class NodeMachine:
         self._joining.entered()
         if returns:
             if entering:
-                self._out.put(*self._joining.replay.end())
+                self._joining.replay.end()
             note_return(decision, context, stage_before)
-            self._out.put(
-                *strategy.copy.begin_era(
-                    opening,
-                    stage_before,
-                    stage_index=context.member.stage_index,
-                    pristine=self._joining.pristine,
-                )
+            strategy.copy.begin_era(
+                opening,
+                stage_before,
+                stage_index=context.member.stage_index,
+                pristine=self._joining.pristine,
             )
         elif entering:
-            self._out.put(*strategy.copy.enter(now_s, decision, self._joining.replay))
+            strategy.copy.enter(now_s, decision, self._joining.replay)
         elif committed:
-            self._out.put(*strategy.copy.stage.committed(opening.anchor.number))
+            strategy.copy.stage.committed(opening.anchor.number)
         strategy.copy.closed(now_s, opening, stepped=committed)
         self._out.put(note_opening(context))
         self._availability.opened(now_s, resigns=self.leadership.handover.wanted)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context, Identity
-from decod.protocol.core.effects import Effect, FetchState, FreeTensor, Send, Stop, StopReason
+from decod.protocol.core.effects import FetchState, Stop, StopReason, listed
 from decod.protocol.core.events import (
     JobFinished,
     LeaderFound,
@@ -33,7 +33,7 @@ from decod.protocol.core.messages.membership_messages import Average, Follow, Fo
 from decod.protocol.core.messages.scopes import OfRun
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.state.replay import Replay
-from decod.protocol.state.replay_sources import ReplaySource, refused
+from decod.protocol.state.replay_sources import ReplaySource, refuse
 from decod.protocol.state.rollback import inventory
 
 _KNOCK_INTERVAL_S = 2.0
@@ -93,11 +93,11 @@ class Joining:
         if asks:
             self._out.send(sender, context.catch_up)
 
-    def knock(self, now_s: float) -> list[Effect]:
+    def knock(self, now_s: float) -> None:
         """Offer this node, or say that it is prepared."""
         if self._identity.node_id in self._context.view:
             self.deadline_s = None
-            return []
+            return
         leader: NodeId = self._context.view.leader
         building = self._assigned is not None and self._built is None
         if self._heard_s is None or building or self._fetching or leader == self._context.node_id:
@@ -106,46 +106,44 @@ class Joining:
         silent_s = now_s - self._heard_s
         if silent_s > self._context.run.protocol.leader_timeout_s:
             detail = f"the leader has not answered for {silent_s:.0f} s"
-            return [Stop(StopReason.LEADER_LOST, detail)]
+            self._out.put(Stop(StopReason.LEADER_LOST, detail))
+            return
         self.deadline_s = now_s + _KNOCK_INTERVAL_S
-        if self._assigned is None:
-            return [Send(leader, self._offered())]
-        # What is on this host's disk may have been found after the first offer.
-        forgotten = now_s - self._known_s > self._context.run.protocol.heartbeat_timeout_s
-        again = self._context.kept or forgotten
-        more: list[Effect] = [Send(leader, self._offered())] if again else []
-        if self._built is None:
-            return more
-        if self._initial_due:
-            # Asked again meanwhile: the run may begin without this node.
-            return [Send(leader, self._offered()), *self._fetch_initial()]
-        if self._identity.role is Role.CLIENT:
-            return more + self._say_ready()  # It fetches the parameters when it is in the view.
-        replay = self.replay
         assigned = self._assigned
-        followed = replay.aim(assigned.stage_index, assigned.donors) + replay.knock(now_s)
-        return more + followed + self._say_ready()
+        forgotten = now_s - self._known_s > self._context.run.protocol.heartbeat_timeout_s
+        # The run may begin without this node while it waits for the leader's state.
+        waits = self._built is not None and self._initial_due
+        # What is on this host's disk may have been found after the first offer.
+        if assigned is None or self._context.kept or forgotten or waits:
+            self._out.send(leader, self._offered())
+        if waits:
+            self._fetch_initial()
+        elif assigned is not None and self._built is not None:
+            if self._identity.role is not Role.CLIENT:  # Else it fetches when it is in the view.
+                self.replay.aim(assigned.stage_index, assigned.donors)
+                self.replay.knock(now_s)
+            self._say_ready()
 
-    def _say_ready(self) -> list[Effect]:
+    def _say_ready(self) -> None:
         if self._assigned is None or self._built is None:
-            return []
+            return
         self._told = self.replay.level
         state_at = self._told or Iteration(self._context.facts.start_iteration, 0)
         prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, state_at)
-        return [Send(self._context.view.leader, prepared)]
+        self._out.send(self._context.view.leader, prepared)
 
-    def progressed(self, now_s: float) -> list[Effect]:  # noqa: ARG002
+    def progressed(self, now_s: float) -> None:  # noqa: ARG002
         """Tell the leader how far this node is, when it has caught up with what it knows of."""
-        new = self.replay.abreast and self.replay.level != self._told
-        return self._say_ready() if new else []
+        if self.replay.abreast and self.replay.level != self._told:
+            self._say_ready()
 
     def fetched(self, event: StateFetched) -> None:
         """A state has come that this candidate asked for, or that it needs no more."""
         context = self._context
         if self.replay.takes(event):
-            self._out.put(*self.replay.fetched(event))
+            self.replay.fetched(event)
         elif not self._fetching or event.iteration != context.facts.start_iteration:
-            self._out.put(FreeTensor(event.tensor.id))
+            self._out.free(event.tensor)
         else:
             context.tensors.add(event.tensor)
             load = Load(event.iteration, event.manifest)
@@ -155,28 +153,25 @@ class Joining:
         """A candidate follows this member, or the member that this node follows says something."""
         message = received.message
         sender = received.sender
-        tensor = received.tensor
-        view = self._context.view
         match message:
-            case Follow() if self._context.node_id in view:
-                self._out.put(*replay_source.follow(now_s, sender, message))
-                return
+            case Follow() if self._context.node_id in self._context.view:
+                replay_source.follow(now_s, sender, message)
             case Follow():
                 # Meant for the member that it was before it started again.
-                self._out.put(refused(self._context, sender, message, "it is no member"))
-                return
+                refuse(self._context, sender, message, "it is no member")
             case Followed():
-                self._out.put(*self.replay.answered(now_s, sender, message))
+                self.replay.answered(now_s, sender, message)
+                self.progressed(now_s)
             case Average():
-                self._out.put(*self.replay.average(now_s, sender, message, tensor))
-        self._out.put(*self.progressed(now_s))
+                self.replay.average(now_s, sender, message, received.tensor)
+                self.progressed(now_s)
 
     def missed(self, now_s: float, event: SendFailed, replay_source: ReplaySource) -> None:
         """Something of that could not be delivered."""
         if isinstance(event.message, Follow):
-            self._out.put(*self.replay.unreachable(now_s, event.to, event.reason))
+            self.replay.unreachable(now_s, event.to, event.reason)
         else:
-            self._out.put(*replay_source.undelivered(event))
+            replay_source.undelivered(event)
 
     def _offered(self) -> Join:
         return replace(self._offer, kept=inventory(self._context))
@@ -189,8 +184,8 @@ class Joining:
         self._context.view = replace(view, leader=event.leader)
         self._assigned = self._heard_s = self._refused_until_s = None
         self._fetching = False
-        self._out.put(*self.replay.end())
-        self._out.put(*self.knock(now_s))
+        self.replay.end()
+        self.knock(now_s)
 
     def admitted(self, opening: Opening) -> bool:
         """Whether this node is let in, and not who had its id before a restart."""
@@ -229,7 +224,8 @@ class Joining:
         """The leader does not take this node. If it may do so later, it is asked until then."""
         detail = message.reason
         if message.over:
-            self._out.put(*self.replay.end(), Stop(StopReason.FINISHED, detail))
+            self.replay.end()
+            self._out.put(Stop(StopReason.FINISHED, detail))
         elif not message.again_s:
             self._out.put(Stop(StopReason.REFUSED, detail))
         elif self._refused_until_s is None:
@@ -247,55 +243,55 @@ class Joining:
             self._assigned = message  # It may name other donors.
             if message.begun and self._initial_due:
                 self._initial_due = self._fetching = False
-                self._out.put(*self._say_ready())
+                self._say_ready()
             return
         self._assigned = message
         self._built = None
         self._initial_due = self._context.facts.initial_from_leader and not message.begun
         self._context.why = message.reason
         self._out.note("stage.assigned", stage=message.stage_index, reason=message.reason)
-        self._out.put(*self.replay.built())
+        self.replay.built()
         self._out.put(*self._context.compute.submit(Build(message.stage_index), self))
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A stage has been built, or loaded with what the run starts from."""
         result = event.result
         entered = self._context.node_id in self._context.view
         if entered or not isinstance(result, Built) or self._assigned is None:
-            return []
-        if isinstance(job, Build) and job.stage_index != self._assigned.stage_index:
-            return []
-        return self.built(now_s, result, initial=isinstance(job, Load))
+            return
+        if not isinstance(job, Build) or job.stage_index == self._assigned.stage_index:
+            self.built(now_s, result, initial=isinstance(job, Load))
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         """Without a stage this node can't take part."""
 
-    def replay_failed(self, now_s: float, reason: str) -> list[Effect]:
+    def replay_failed(self, now_s: float, reason: str) -> None:
         """A step of the stage that this candidate follows could not be taken here."""
-        return self.replay.restart(now_s, reason)
+        self.replay.restart(now_s, reason)
 
-    def built(self, now_s: float, result: Built, *, initial: bool) -> list[Effect]:
+    def built(self, now_s: float, result: Built, *, initial: bool) -> None:
         """The stage stands: with weights from the seed or, `initial`, with its given state."""
         self._built = result
         self._initial_held = initial or not self._context.facts.initial_from_leader
         if initial:
             self._initial_due = self._fetching = False
-        return self.knock(now_s)
+        self.knock(now_s)
 
     def fetch_failed(self, now_s: float, event: StateFetchFailed) -> None:
         """Nobody could give what this candidate asked for; another knock asks again."""
         if self.replay.takes(event):
-            self._out.put(*self.replay.fetch_failed(now_s, event))
+            self.replay.fetch_failed(now_s, event)
         else:
             self._fetching = False
 
-    def _fetch_initial(self) -> list[Effect]:
+    def _fetch_initial(self) -> None:
         if self._fetching or self._assigned is None:
-            return []
+            return
         self._fetching = True
-        context = self._context
-        stage_index = self._assigned.stage_index
-        return [FetchState((context.view.leader,), stage_index, context.facts.start_iteration)]
+        donors = (self._context.view.leader,)
+        iteration = self._context.facts.start_iteration
+        self._out.put(FetchState(donors, self._assigned.stage_index, iteration))
 
 
 def _to_member(message: messages.Message) -> bool:

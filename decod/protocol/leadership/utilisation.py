@@ -112,7 +112,7 @@ class Utilisation:
         self._loads = []
         self._out.send_all(place.children, query)
         if query.with_kept:
-            self._out.put(*self._mirrors.examine())
+            self._mirrors.examine()
         self._answer()
 
     def told(self, event: StateKept | StateForgotten | KeptRead) -> None:

@@ -16,14 +16,14 @@ for different pieces, since it can then do without any one of them.
 from typing_extensions import override
 
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FetchState, Note, RefuseState
+from decod.protocol.core.effects import FetchState, listed
 from decod.protocol.core.events import (
     JobFinished,
     StateFetched,
     StateFetchFailed,
     StateRequested,
 )
-from decod.protocol.core.jobs import Built, Job, Load
+from decod.protocol.core.jobs import Built, Job
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
 from decod.protocol.state.replay import Replay
@@ -51,45 +51,50 @@ class ClientState(StageState):
         self._asked_for = -1
         """The iteration whose parameters are on their way. -1: none are."""
 
-    def use(self, iteration: int, parameter_hash: str) -> list[Effect]:
+    def use(self, iteration: int, parameter_hash: str) -> None:
         """Get the parameters after an iteration, from what is here, on its way, or the servers."""
         self.lacks(iteration, parameter_hash)
         held = self._next
         self._next = None
         if held is not None and held.iteration == iteration:
-            return self._load(held)
-        effects = [] if held is None else self._context.tensors.release(held.tensor.id)
+            self._load(held)
+            return
+        if held is not None:
+            self._out.put(*self._context.tensors.release(held.tensor.id))
         self._asked = self._asked_for == iteration
-        return effects + ([] if self._asked else self._ask(iteration, parameter_hash))
+        if not self._asked:
+            self._ask(iteration, parameter_hash)
 
-    def ask_ahead(self) -> list[Effect]:
+    def ask_ahead(self) -> None:
         """Ask for the parameters after the iteration in hand, which the servers know beforehand."""
         wanted = self.iteration + 1
         here = self._next is not None and self._next.iteration == wanted
-        return [] if here or self._asked_for == wanted else self._ask(wanted, "")
+        if not here and self._asked_for != wanted:
+            self._ask(wanted, "")
 
-    def ask_again(self) -> list[Effect]:
+    def ask_again(self) -> None:
         """Ask the servers once more for what this node lacks."""
         self._asked = True
-        return self._ask(self.iteration, self._wanted_hash)
+        self._ask(self.iteration, self._wanted_hash)
 
-    def forget(self) -> list[Effect]:
+    def forget(self) -> None:
         """The run goes back, or is over: nothing that was fetched means anything."""
-        held = self._next
+        if self._next is not None:
+            self._out.put(*self._context.tensors.release(self._next.tensor.id))
         self._next = None
         self.loaded = False
         self._job = None
         self._asked = False
         self._asked_for = -1
-        return [] if held is None else self._context.tensors.release(held.tensor.id)
 
-    def _ask(self, iteration: int, parameter_hash: str) -> list[Effect]:
+    def _ask(self, iteration: int, parameter_hash: str) -> None:
         context = self._context
         self.again_s = None
         stage = context.member.stage_index
         servers = [member.node_id for member in context.view.roster(stage)]
         if not servers:
-            return self.give_up("its stage has no server")
+            self.give_up("its stage has no server")
+            return
         # Each client begins with another server.
         start = context.view.clients[stage].index(context.member) % len(servers)
         donors = (*servers[start:], *servers[:start])
@@ -97,9 +102,8 @@ class ClientState(StageState):
         self._asked = self._asked or iteration == self.iteration
         if not self._comparable:
             parameter_hash = ""
-        wanted = FetchState(donors, stage, iteration, parameter_hash, with_optimizer=False)
-        fields = (("num_donors", len(servers)), ("iteration", iteration))
-        return [Note("parameters.requested", fields), wanted]
+        self._out.note("parameters.requested", num_donors=len(servers), iteration=iteration)
+        self._out.put(FetchState(donors, stage, iteration, parameter_hash, with_optimizer=False))
 
     @property
     def _comparable(self) -> bool:
@@ -107,59 +111,54 @@ class ClientState(StageState):
         return not (self._context.run.rounded or self._context.run.delay)
 
     @override
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> None:
         """Parameters have come: load them, or keep them until their iteration is committed."""
         self._context.tensors.add(event.tensor)
         if self._asked_for == event.iteration:
             self._asked_for = -1
         if self._wants(event):
-            return self._load(event)
-        if event.iteration == self.iteration + 1 and self._next is None:
+            self._load(event)
+        elif event.iteration == self.iteration + 1 and self._next is None:
             self._next = event
-            return []
-        return self._context.tensors.release(event.tensor.id)
-
-    def _load(self, event: StateFetched) -> list[Effect]:
-        self._asked = False
-        self._job = job = Load(event.iteration, event.manifest)
-        return self._context.compute.submit(job, self, [event.tensor.id])
+        else:
+            self._out.put(*self._context.tensors.release(event.tensor.id))
 
     @override
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """Parameters have been loaded: the right ones, if they hash to what was voted on."""
-        wanted = self._wanted_hash
         if job is not self._job or self.loaded:
-            return []
+            return
         assert isinstance(event.result, Built)
-        if self._comparable and wanted not in ("", event.result.parameter_hash):
-            return self.load_failed("its parameters are not those that were committed")
-        return super().job_done(now_s, job, event)
+        if self._comparable and self._wanted_hash not in ("", event.result.parameter_hash):
+            self.load_failed("its parameters are not those that were committed")
+        else:
+            self._out.put(*super().job_done(now_s, job, event))
 
     @override
-    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+    def fetch_failed(self, event: StateFetchFailed) -> None:
         """No server gives the parameters."""
         if self._asked_for == event.iteration:
             self._asked_for = -1
-        lacking = not self.loaded and event.iteration == self.iteration
-        return self.give_up(event.reason) if lacking else []
+        if not self.loaded and event.iteration == self.iteration:
+            self.give_up(event.reason)
 
     @override
-    def give_up(self, reason: str) -> list[Effect]:
+    def give_up(self, reason: str) -> None:
         """Nobody can give the parameters now: ask again."""
         self._asked = False
         self.again_s = self._context.now_s + _AGAIN_S
-        return []
 
     @override
-    def load_failed(self, reason: str) -> list[Effect]:
+    def load_failed(self, reason: str) -> None:
         """What came was not what a server said: ask again."""
-        fields = (("peer", ""), ("reason", reason))
-        return [Note("state.failed", fields), *self.give_up(reason)]
+        self._out.note("state.failed", peer="", reason=reason)
+        self.give_up(reason)
 
     @override
-    def requested(self, event: StateRequested) -> list[Effect]:
+    def requested(self, event: StateRequested) -> None:
         """Give nobody anything: servers have it."""
-        return [RefuseState(event.request_id, "it is a client, and has parameters only")]
+        self._refuse([event], "it is a client, and has parameters only")
 
 
 class ClientCopy(StageCopy):
@@ -182,8 +181,9 @@ class ClientCopy(StageCopy):
         self._hashes = dict(decision.hashes)
 
     @override
-    def mended(self) -> list[Effect]:
-        return [] if self.loaded else self.state.ask_again()
+    def mended(self) -> None:
+        if not self.loaded:
+            self.state.ask_again()
 
     @property
     @override
@@ -191,15 +191,15 @@ class ClientCopy(StageCopy):
         return self.state.again_s
 
     @override
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         again_s = self.state.again_s
-        if again_s is None or now_s < again_s:
-            return []
-        self.state.again_s = None
-        return [] if self.loaded else self.state.ask_again()
+        if again_s is not None and again_s <= now_s:
+            self.state.again_s = None
+            if not self.loaded:
+                self.state.ask_again()
 
     @override
-    def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:
+    def enter(self, now_s: float, decision: Open, replay: Replay) -> None:
         """The node becomes a client: it has what the run began with, or fetches what is newer."""
         self.told(decision)
         iteration = decision.opening.anchor.number
@@ -207,43 +207,32 @@ class ClientCopy(StageCopy):
         if iteration == self._context.facts.start_iteration and replay.pristine:
             state.iteration = iteration
             state.loaded = True
-        return replay.end()
+        replay.end()
 
     @override
     def begin_era(
         self, opening: Opening, stage_before: int | None, *, stage_index: int, pristine: bool
-    ) -> list[Effect]:
+    ) -> None:
         """The run goes back: this node fetches what its stage's servers go back to."""
         self._hashes = {}
-        return self.state.forget()
+        self.state.forget()
 
     @override
     def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> None:
         """A client keeps nothing, and serves nobody."""
 
     @override
-    def opened(self, opening: Opening) -> list[Effect]:
+    def opened(self, opening: Opening) -> None:
         """An iteration begins: fetch what was committed, if that is not here."""
         state = self.state
         iteration = opening.anchor.number
-        effects = list[Effect]()
         if not (state.loaded and state.iteration == iteration):
             told = self._hashes.get(self._context.member.stage_index, "")
-            effects = state.use(iteration, told)
-        ahead = self._context.run.delay and not opening.paused
-        return effects + (state.ask_ahead() if ahead else [])
+            state.use(iteration, told)
+        if self._context.run.delay and not opening.paused:
+            state.ask_ahead()
 
     @override
-    def fetched(self, event: StateFetched) -> list[Effect]:
-        """Parameters that this node asked for have come."""
-        return self.state.fetched(event)
-
-    @override
-    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
-        """No server gives the parameters."""
-        return self.state.fetch_failed(event)
-
-    @override
-    def end(self) -> list[Effect]:
+    def end(self) -> None:
         """The run is over: let go of what was fetched."""
-        return self.state.forget()
+        self.state.forget()

@@ -25,18 +25,9 @@ from typing import Protocol
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FetchState, Note, Send, UseMembers
+from decod.protocol.core.effects import Effect, FetchState, UseMembers, listed
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed, Tensor
-from decod.protocol.core.jobs import (
-    Built,
-    CommitStep,
-    Job,
-    JobResult,
-    Load,
-    Propose,
-    Proposed,
-    Retract,
-)
+from decod.protocol.core.jobs import Built, CommitStep, Job, Load, Propose, Proposed, Retract
 from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
 from decod.protocol.core.view import Member, Opening, Reach, View
 
@@ -63,7 +54,7 @@ class DonorChoice:
     """
 
     def __init__(self, context: Context, address: str, reach: Reach, *, incarnation: int) -> None:
-        self._context = context
+        self._out = context.out
         self._address = address
         self._reach = reach
         self.stage_index = 0
@@ -94,29 +85,26 @@ class DonorChoice:
         # One that was admitted again has started again: it knows of no follower.
         return donor is not None and donor.since_iteration == self._since
 
-    def aim(self, stage_index: int, donors: tuple[Member, ...]) -> list[Effect]:
+    def aim(self, stage_index: int, donors: tuple[Member, ...]) -> None:
         """Say which stage this node is to serve, and which other members hold its state."""
         new = donors != self._donors
         self.stage_index = stage_index
         self._donors = donors
-        return [UseMembers(donors)] if new and donors else []
+        if new and donors:
+            self._out.put(UseMembers(donors))
 
-    def ask(self, now_s: float) -> list[Effect]:
+    def ask(self, now_s: float) -> None:
         """Choose a member, if it is time; say that this node still follows."""
         if not self._donors or now_s < self._again_s:
-            return []
+            return
         if self.followed is None:
             donor = self._donors[self._turn % len(self._donors)]
             self.followed = donor.node_id
             self._since = donor.since_iteration
             self._request_id += 1
             self.heard_s = now_s
-        return [
-            Send(
-                self.followed,
-                Follow(self._request_id, self.stage_index, self._address, self._reach),
-            )
-        ]
+        wish = Follow(self._request_id, self.stage_index, self._address, self._reach)
+        self._out.send(self.followed, wish)
 
     def answered(self, now_s: float, sender: NodeId, request_id: int) -> bool:
         """Return whether an answer is to the newest request."""
@@ -125,7 +113,7 @@ class DonorChoice:
         self.heard_s = now_s
         return True
 
-    def failed(self, now_s: float, reason: str, *, slow: bool) -> Note:
+    def failed(self, now_s: float, reason: str, *, slow: bool) -> None:
         """A try has failed: the next one is with another member, after a pause. `slow`: this node
         could not keep up.
         """
@@ -133,12 +121,8 @@ class DonorChoice:
         self._pause_s = min(_PAUSE_MAX_S, max(least_s, 2 * self._pause_s))
         self._again_s = now_s + self._pause_s
         self._turn += 1
-        fields = (
-            ("stage", self.stage_index),
-            ("reason", reason),
-            ("pause_s", round(self._pause_s)),
-        )
-        return Note("replay.failed", fields)
+        pause_s = round(self._pause_s)
+        self._out.note("replay.failed", stage=self.stage_index, reason=reason, pause_s=pause_s)
 
     def succeeded(self) -> None:
         """A step can be taken: the next failure is the first one again."""
@@ -189,6 +173,7 @@ class Backlog:
     """
 
     def __init__(self, context: Context) -> None:
+        self._out = context.out
         self._tensors = context.tensors
         self._averages: dict[int, ReceivedAverage] = {}
         self.size_bytes = 0
@@ -208,24 +193,19 @@ class Backlog:
         ahead = (newest.iteration.number - after) // (1 + newest.num_local)
         return ahead > _GAP_MAX and any(each.complete for each in self._averages.values())
 
-    def put(
-        self, message: Average, tensor: Tensor | None, base: Iteration | None
-    ) -> tuple[bool, list[Effect]]:
+    def put(self, message: Average, tensor: Tensor | None, base: Iteration | None) -> bool:
         """Keep one part of an average, if its step is taken from a state (None: not known yet).
 
-        An average without parts has no tensor.
-
-        Return whether it is kept, and the effects of letting go of an earlier averaging.
+        An average without parts has no tensor. Returns whether it is kept.
         """
         averaging = message.averaging
-        effects = list[Effect]()
         # Of what overtakes the answer to `Follow` nobody knows yet whether it is needed.
         if base is not None and not _is_behind(base, averaging.iteration):
-            return False, effects
+            return False
         iteration = averaging.iteration.number
         average = self._averages.get(iteration)
         if average is not None and average.averaging < averaging:
-            effects += self.drop(iteration)
+            self.drop(iteration)
             average = None
         if average is None:
             average = self._averages[iteration] = ReceivedAverage(
@@ -241,10 +221,10 @@ class Backlog:
             )
         alike = (average.averaging, average.num_parts) == (averaging, message.num_parts)
         if tensor is None or not alike or message.part in average.parts:
-            return not message.num_parts, effects
+            return not message.num_parts
         average.parts[message.part] = tensor.id
         self.size_bytes += tensor.size_bytes
-        return True, effects
+        return True
 
     def take(self, iteration: int) -> ReceivedAverage:
         """Hand over the average of an iteration, with the references to its parts."""
@@ -252,16 +232,18 @@ class Backlog:
         self.size_bytes -= sum(map(self._tensors.size_of, average.parts.values()))
         return average
 
-    def drop(self, iteration: int) -> list[Effect]:
-        return self._tensors.release(*self.take(iteration).parts.values())
+    def drop(self, iteration: int) -> None:
+        self._out.put(*self._tensors.release(*self.take(iteration).parts.values()))
 
-    def keep_behind(self, base: Iteration) -> list[Effect]:
+    def keep_behind(self, base: Iteration) -> None:
         """Drop the averages whose steps are not taken from a state."""
         needless = [i for i, a in self._averages.items() if not _is_behind(base, a.iteration)]
-        return [effect for iteration in needless for effect in self.drop(iteration)]
+        for iteration in needless:
+            self.drop(iteration)
 
-    def clear(self) -> list[Effect]:
-        return [effect for iteration in [*self._averages] for effect in self.drop(iteration)]
+    def clear(self) -> None:
+        for iteration in [*self._averages]:
+            self.drop(iteration)
 
 
 def _is_behind(base: Iteration, iteration: Iteration) -> bool:
@@ -275,11 +257,11 @@ _OTHER_STATE = "it has come to other parameters than its stage"
 class ReplayUser(Protocol):
     """Who needs the state that is replayed: a candidate, and then a member."""
 
-    def progressed(self, now_s: float) -> list[Effect]:
+    def progressed(self, now_s: float) -> None:
         """A job of the replay has ended well."""
         ...
 
-    def replay_failed(self, now_s: float, reason: str) -> list[Effect]:
+    def replay_failed(self, now_s: float, reason: str) -> None:
         """One was refused."""
         ...
 
@@ -334,6 +316,7 @@ class Replay:
         reach: Reach = Reach.DIALLED,
     ) -> None:
         self._context = context
+        self._out = context.out
         self.user = user
         self._choice = DonorChoice(context, address, reach, incarnation=incarnation)
         self._base: Iteration | None = None
@@ -383,81 +366,84 @@ class Replay:
 
     # --- beginning and ending -----------------------------------------------------------------
 
-    def aim(self, stage_index: int, donors: tuple[Member, ...]) -> list[Effect]:
+    def aim(self, stage_index: int, donors: tuple[Member, ...]) -> None:
         """Say which stage this node is to serve, and which members hold its state."""
         donors = tuple(m for m in donors if m.node_id != self._context.node_id)
-        moved = stage_index != self._choice.stage_index or not donors
-        effects = self.end() if moved else []
-        return effects + self._choice.aim(stage_index, donors)
+        if stage_index != self._choice.stage_index or not donors:
+            self.end()
+        self._choice.aim(stage_index, donors)
 
-    def knock(self, now_s: float) -> list[Effect]:
+    def knock(self, now_s: float) -> None:
         """Begin, if it is time; say that this node still follows."""
         followed = self._choice.followed
         if followed is not None and self._choice.silent(now_s):
-            return self.restart(now_s, f"{followed[:8]} says nothing")
-        return self._choice.ask(now_s)
+            self.restart(now_s, f"{followed[:8]} says nothing")
+        else:
+            self._choice.ask(now_s)
 
-    def end(self) -> list[Effect]:
+    def end(self) -> None:
         """Let go of everything. What a job still gives is not taken."""
-        effects = [] if self._job is None else self._context.compute.abandon(self._job)
+        if self._job is not None:
+            self._out.put(*self._context.compute.abandon(self._job))
         self._choice.followed = None
         self._base = self._state_at = self._step = self._proposed = None
         self._job = self._target = self.deadline_s = None
-        return effects + self._backlog.clear()
+        self._backlog.clear()
 
-    def built(self) -> list[Effect]:
+    def built(self) -> None:
         """The compute process has built a stage: what it had before is gone."""
         self.pristine = True
-        return self.end()
+        self.end()
 
-    def restart(self, now_s: float, reason: str, *, slow: bool = False) -> list[Effect]:
+    def restart(self, now_s: float, reason: str, *, slow: bool = False) -> None:
         """What was begun can't be ended: begin again after a pause, a long one if it is `slow`."""
-        return [self._choice.failed(now_s, reason, slow=slow), *self.end()]
+        self._choice.failed(now_s, reason, slow=slow)
+        self.end()
 
     # --- messages -----------------------------------------------------------------------------
 
-    def answered(self, now_s: float, sender: NodeId, message: Followed) -> list[Effect]:
+    def answered(self, now_s: float, sender: NodeId, message: Followed) -> None:
         """The member says from where on it sends averages, or that it does not."""
         if not self._choice.answered(now_s, sender, message.request_id):
-            return []
+            return
+        base = message.committed
         if message.refusal:
             # Who names the base has sent averages, and left this node behind.
-            slow = self._base is not None and message.committed == self._base
-            return self.restart(now_s, message.refusal, slow=slow)
-        if self._base is not None:
-            if self._target is None and message.committed != self._base:
-                return self.restart(now_s, f"{sender[:8]} has started again")
-            return []
-        self._base = base = message.committed
-        effects = self._backlog.keep_behind(base)
-        donors = self._choice.donor_ids
-        fields = (("num_donors", len(donors)), ("iteration", base.number))
-        wanted = FetchState(donors, self._choice.stage_index, base.number)
-        return [*effects, Note("state.requested", fields), wanted]
+            slow = self._base is not None and base == self._base
+            self.restart(now_s, message.refusal, slow=slow)
+        elif self._base is None:
+            self._base = base
+            self._backlog.keep_behind(base)
+            donors = self._choice.donor_ids
+            self._out.note("state.requested", num_donors=len(donors), iteration=base.number)
+            self._out.put(FetchState(donors, self._choice.stage_index, base.number))
+        elif self._target is None and base != self._base:
+            self.restart(now_s, f"{sender[:8]} has started again")
 
-    def unreachable(self, now_s: float, node: NodeId, reason: str) -> list[Effect]:
+    def unreachable(self, now_s: float, node: NodeId, reason: str) -> None:
         """A `Follow` could not be delivered."""
-        return self.restart(now_s, reason) if node == self._choice.followed else []
+        if node == self._choice.followed:
+            self.restart(now_s, reason)
 
     def average(
         self, now_s: float, sender: NodeId, message: Average, tensor: Tensor | None
-    ) -> list[Effect]:
+    ) -> None:
         """One part of an average has come, or the word that there is none."""
         tensors = self._context.tensors
         step = self._step
         unused = [] if tensor is None else [tensors.add(tensor)]
         stale = step is not None and message.averaging <= step.averaging
-        if sender != self._choice.followed or stale:
-            return tensors.release(*unused)
-        kept, effects = self._backlog.put(message, tensor, self._state_at or self._base)
-        if not kept:
-            return effects + tensors.release(*unused)
+        wanted = sender == self._choice.followed and not stale
+        if not (wanted and self._backlog.put(message, tensor, self._state_at or self._base)):
+            self._out.put(*tensors.release(*unused))
+            return
         self._choice.heard_s = now_s
         size_bytes = self._backlog.size_bytes
         if size_bytes > self._context.run.protocol.keep_max_bytes:
             what = f"{size_bytes >> 20} MiB of averages came before its state did"
-            return effects + self.restart(now_s, what, slow=True)
-        return effects + self._advance(now_s)
+            self.restart(now_s, what, slow=True)
+        else:
+            self._advance(now_s)
 
     # --- the state ----------------------------------------------------------------------------
 
@@ -467,68 +453,71 @@ class Replay:
         place = (self._choice.stage_index, self._base.number if self._base is not None else -1)
         return wanted and (event.stage_index, event.iteration) == place
 
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> None:
         self._context.tensors.add(event.tensor)
         self._job = job = Load(event.iteration, event.manifest)
         self.pristine = False
-        return self._context.compute.submit(job, self, [event.tensor.id])
+        self._out.put(*self._context.compute.submit(job, self, [event.tensor.id]))
 
-    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
-        return self.restart(now_s, event.reason)
+    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> None:
+        self.restart(now_s, event.reason)
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """The state has been loaded, or a step proposed."""
         if job is not self._job:
-            return []
-        return self._done(now_s, event.result) + self.user.progressed(now_s)
-
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
-        """One of these was refused."""
-        return self.user.replay_failed(now_s, reason) if job is self._job else None
-
-    def _done(self, now_s: float, result: JobResult) -> list[Effect]:
+            return
         self._job = None
-        match result:
+        match event.result:
             case Built(parameter_hash):
                 assert self._base is not None, "its state has been loaded"
                 self._state_at = self._base
                 self._hash = parameter_hash
-                note = Note("state.loaded", (("iteration", self._base.number),))
-                return [note, *self._advance(now_s)]
+                self._out.note("state.loaded", iteration=self._base.number)
             case Proposed(parameter_hash):
                 self._proposed = parameter_hash
-        return self._advance(now_s)
+        self._advance(now_s)
+        self.user.progressed(now_s)
 
-    def _advance(self, now_s: float) -> list[Effect]:
+    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
+        """One of these was refused."""
+        return self._refused(now_s, reason) if job is self._job else None
+
+    @listed
+    def _refused(self, now_s: float, reason: str) -> None:
+        self.user.replay_failed(now_s, reason)
+
+    def _advance(self, now_s: float) -> None:
         """Take the steps that can be taken: one job at a time."""
-        effects: list[Effect] = []
         if self._state_at is None or self._job is not None:
-            return effects
+            return
         if self._step is not None:
             final = self._final(self._step)
             if final is None:
-                return effects
+                return
             if final and not self._right(self._step):
-                return effects + self.restart(now_s, _OTHER_STATE)
-            effects += self._conclude(self._step, final=final)
+                self.restart(now_s, _OTHER_STATE)
+                return
+            self._conclude(self._step, final=final)
         state_at = self._state_at
         target = self._target
         if target is not None and state_at.number >= target.iteration.number:
-            return effects
+            return
         step = self._backlog.after(state_at.number)
         if step is not None and target is not None and not target.may_include(step):
-            return effects + self._backlog.drop(step.iteration.number)
-        if step is None or not step.complete:
-            lost = self._backlog.has_gap(state_at.number)
-            return effects + (self.restart(now_s, "an average is missing") if lost else [])
-        if step.base_hash and step.base_hash != self._hash:
-            return effects + self.restart(now_s, _OTHER_STATE)
-        self._choice.succeeded()
-        return effects + self._propose(self._backlog.take(step.iteration.number))
+            self._backlog.drop(step.iteration.number)
+        elif step is None or not step.complete:
+            if self._backlog.has_gap(state_at.number):
+                self.restart(now_s, "an average is missing")
+        elif step.base_hash and step.base_hash != self._hash:
+            self.restart(now_s, _OTHER_STATE)
+        else:
+            self._choice.succeeded()
+            self._propose(self._backlog.take(step.iteration.number))
 
-    def _propose(self, step: ReceivedAverage) -> list[Effect]:
+    def _propose(self, step: ReceivedAverage) -> None:
         assert self._step is None, "the device keeps one proposed step"
         self._step = step
         self._proposed = None
@@ -542,7 +531,7 @@ class Replay:
             step.spec,
             step.ahead_spec,
         )
-        return self._context.compute.submit(job, self, inputs)
+        self._out.put(*self._context.compute.submit(job, self, inputs))
 
     def _final(self, step: ReceivedAverage) -> bool | None:
         """Whether a proposed step is final; None: nobody can tell yet."""
@@ -567,7 +556,7 @@ class Replay:
             wanted = after.base_hash
         return wanted in ("", self._proposed)
 
-    def _conclude(self, step: ReceivedAverage, *, final: bool) -> list[Effect]:
+    def _conclude(self, step: ReceivedAverage, *, final: bool) -> None:
         """Keep the proposed step, or undo it."""
         assert self._proposed is not None
         job: Job = Retract()
@@ -578,13 +567,13 @@ class Replay:
             self._state_at = step.iteration
             self._hash = self._proposed
         self._step = self._proposed = None
-        return self._context.compute.submit(job)
+        self._out.put(*self._context.compute.submit(job))
 
     # --- entering -----------------------------------------------------------------------------
 
     def enter(
         self, now_s: float, opening: Opening, view_version: int, parameter_hash: str
-    ) -> tuple[Entry, list[Effect]]:
+    ) -> Entry:
         """This node is in the view: hold what was committed, or get there.
 
         Args:
@@ -596,25 +585,27 @@ class Replay:
         committed = opening.anchor
         state_at = self._state_at
         if state_at is None or state_at.era != committed.era or state_at.number > committed.number:
-            return Entry.LOST, self.end()
+            self.end()
+            return Entry.LOST
         if state_at.number == committed.number and parameter_hash not in ("", self._hash):
-            return Entry.LOST, self.end()
+            self.end()
+            return Entry.LOST
         self._target = _Target(committed, view_version, parameter_hash)
-        effects: list[Effect] = []
         step = self._step
         if step is not None and not self._target.may_include(step):
             if self._job is not None:
-                effects += self._context.compute.abandon(self._job)
+                self._out.put(*self._context.compute.abandon(self._job))
             # Behind the proposal in the device's queue, if that is still under way.
-            effects += self._context.compute.submit(Retract())
+            self._out.put(*self._context.compute.submit(Retract()))
             self._step = self._proposed = self._job = None
-        effects += self._advance(now_s)
+        self._advance(now_s)
         if self.arrived:
-            return Entry.READY, effects
+            return Entry.READY
         if self._state_at is None or not self._choice.stays_in(opening.view):
-            return Entry.LOST, effects + self.end()
+            self.end()
+            return Entry.LOST
         self.deadline_s = now_s + self._context.run.protocol.complete_timeout_s
-        return Entry.WAITING, effects
+        return Entry.WAITING
 
     @property
     def arrived(self) -> bool:

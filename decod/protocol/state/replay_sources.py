@@ -14,7 +14,7 @@ from statistics import median
 
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Note, Send, SendTensor
+from decod.protocol.core.effects import SendTensor
 from decod.protocol.core.events import SendFailed, TensorSent
 from decod.protocol.core.jobs import Propose
 from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
@@ -33,15 +33,17 @@ _FAILURES_MAX = 8
 _SILENT_S = 15.0
 """After which a follower that says nothing is forgotten: it repeats its wish every two seconds."""
 
+_SAYS_NOTHING = "it says nothing"
+
 _NOTICE_S = 2.0
 """How long the wish for a state may take to all its donors: the state that is named is still to
 come then, or stands that long."""
 
 
-def refused(context: Context, to: NodeId, message: Follow, reason: str) -> Send:
-    """Return the word to a candidate that this node can't be followed."""
+def refuse(context: Context, to: NodeId, message: Follow, reason: str) -> None:
+    """Tell a candidate that this node can't be followed."""
     nothing = Iteration(0, 0, context.iteration.era)
-    return Send(to, Followed(message.request_id, message.stage_index, nothing, reason))
+    context.out.send(to, Followed(message.request_id, message.stage_index, nothing, reason))
 
 
 @dataclass(slots=True)
@@ -100,31 +102,30 @@ class ReplaySource:
         entered = [node for node in self._known if node in opening.view]
         left = {node: self._known.pop(node) for node in entered}
         self._entered = {node: follower for node, follower in left.items() if follower.unsent}
-        self._out.put(*self._forget_silent(now_s))
+        self._leave_all(self._silent(now_s), _SAYS_NOTHING)
         if opening.origin is not None and not stepped:
-            self._out.put(*self._leave_all("the run has gone back to an earlier iteration"))
+            self._leave_all([*self._known], "the run has gone back to an earlier iteration")
 
-    def _forget_silent(self, now_s: float) -> list[Effect]:
-        silent = [n for n, f in self._known.items() if now_s - f.heard_s > _SILENT_S]
-        return [effect for node in silent for effect in self._leave(node, "it says nothing")]
+    def _silent(self, now_s: float) -> list[NodeId]:
+        return [n for n, f in self._known.items() if now_s - f.heard_s > _SILENT_S]
 
-    def end(self) -> list[Effect]:
+    def end(self) -> None:
         """The run is over."""
-        return self._leave_all("the run is over")
+        self._leave_all([*self._known], "the run is over")
 
-    def _leave_all(self, reason: str) -> list[Effect]:
-        return [effect for node in list(self._known) for effect in self._leave(node, reason)]
+    def _leave_all(self, nodes: list[NodeId], reason: str) -> None:
+        for node in nodes:
+            self._leave(node, reason)
 
-    def _leave(self, node: NodeId, reason: str) -> list[Effect]:
+    def _leave(self, node: NodeId, reason: str) -> None:
         stage = self._context.member.stage_index
         follower = self._known.pop(node, None) or self._entered.pop(node)
-        fields = (("peer", node), ("stage", stage), ("reason", reason))
-        word = Followed(follower.request_id, stage, follower.base, reason)
-        return [Note("follower.left", fields), Send(node, word)]
+        self._out.note("follower.left", peer=node, stage=stage, reason=reason)
+        self._out.send(node, Followed(follower.request_id, stage, follower.base, reason))
 
     # --- who follows --------------------------------------------------------------------------
 
-    def follow(self, now_s: float, sender: NodeId, message: Follow) -> list[Effect]:
+    def follow(self, now_s: float, sender: NodeId, message: Follow) -> None:
         """A candidate asks to be sent averages, or says that it still wants them.
 
         It may be in the view still, as who it was before it started again.
@@ -134,21 +135,26 @@ class ReplaySource:
             known.heard_s = now_s
         else:
             self._known.pop(sender, None)
-            forgotten = self._forget_silent(now_s)
-            if refusal := self._refusal(message):
-                return [*forgotten, refused(self._context, sender, message, refusal)]
+            silent = self._silent(now_s)
+            if refusal := self._refusal(message, num_silent=len(silent)):
+                self._leave_all(silent, _SAYS_NOTHING)
+                refuse(self._context, sender, message, refusal)
+                return
+            for node in silent:
+                # It hears of that if it asks again.
+                del self._known[node]
             iteration = max(self._stage.iteration + self._lead(now_s), self._past)
             base = Iteration(iteration, 0, self._context.iteration.era)
             self._known[sender] = known = _Follower(message.request_id, base, now_s)
-        return [Send(sender, Followed(message.request_id, message.stage_index, known.base))]
+        self._out.send(sender, Followed(message.request_id, message.stage_index, known.base))
 
-    def _refusal(self, message: Follow) -> str:
+    def _refusal(self, message: Follow, *, num_silent: int) -> str:
         stage = self._context.member.stage_index
         if message.stage_index != stage:
             return f"it serves stage {stage}"
         if not self._stage.loaded:
             return "it is loading its stage's state"
-        if len(self._known) + len(self._entered) >= FOLLOWERS_MAX:
+        if len(self._known) - num_silent + len(self._entered) >= FOLLOWERS_MAX:
             return "as many as may be follow it"
         return ""
 
@@ -173,7 +179,7 @@ class ReplaySource:
         averaging: AveragingId,
         job: Propose,
         parts: Sequence[TensorId],
-    ) -> list[Effect]:
+    ) -> None:
         """The average of an iteration is whole: send it to those who follow.
 
         Args:
@@ -183,12 +189,11 @@ class ReplaySource:
         """
         iteration = averaging.iteration.number
         self._past = iteration
-        effects = list[Effect]()
         for node, follower in list(self._known.items()):
             if iteration <= follower.base.number:
                 continue
             if len(set(follower.unsent.values())) >= LAG_MAX:
-                effects += self._leave(node, "it takes averages more slowly than they are made")
+                self._leave(node, "it takes averages more slowly than they are made")
                 continue
             average = Average(
                 averaging,
@@ -204,10 +209,9 @@ class ReplaySource:
             )
             for part, tensor in enumerate(parts):
                 follower.unsent[self._context.tensors.retain(tensor)] = iteration
-                effects.append(SendTensor(node, replace(average, part=part), tensor))
+                self._out.put(SendTensor(node, replace(average, part=part), tensor))
             if not parts:
-                effects.append(Send(node, average))
-        return effects
+                self._out.send(node, average)
 
     def sent(self, event: TensorSent) -> None:
         """A tensor has arrived at somebody."""
@@ -221,7 +225,7 @@ class ReplaySource:
     def _follower(self, node: NodeId) -> _Follower | None:
         return self._known.get(node) or self._entered.get(node)
 
-    def undelivered(self, event: SendFailed) -> list[Effect]:
+    def undelivered(self, event: SendFailed) -> None:
         """A word or an average did not reach a follower: an average is sent again a few times.
 
         To one that has entered meanwhile too: nothing is committed until it is level.
@@ -230,12 +234,13 @@ class ReplaySource:
         tensor = event.tensor
         if follower is not None and tensor is not None and follower.num_failures < _FAILURES_MAX:
             follower.num_failures += 1
-            return [SendTensor(event.to, event.message, tensor)]
-        released = [] if tensor is None else self._context.tensors.release(tensor)
-        if follower is not None:
-            return [*released, *self._leave(event.to, event.reason[:200])]
+            self._out.put(SendTensor(event.to, event.message, tensor))
+            return
+        if tensor is not None:
+            self._out.put(*self._context.tensors.release(tensor))
         message = event.message
-        if isinstance(message, Followed) and message.refusal and event.to in self._context.view:
+        if follower is not None:
+            self._leave(event.to, event.reason[:200])
+        elif isinstance(message, Followed) and message.refusal and event.to in self._context.view:
             # It has entered, and waits for averages that nobody sends. It can fetch the state.
-            return [*released, Send(event.to, message)]
-        return released
+            self._out.send(event.to, message)

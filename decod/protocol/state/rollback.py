@@ -12,15 +12,7 @@ import hashlib
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import (
-    Effect,
-    FetchState,
-    KeepState,
-    MirrorState,
-    Note,
-    ReadKept,
-    Send,
-)
+from decod.protocol.core.effects import Effect, FetchState, KeepState, MirrorState, ReadKept, listed
 from decod.protocol.core.era import KEPT_MAX, Kept, Mark, Origin, Source
 from decod.protocol.core.events import (
     JobFinished,
@@ -102,7 +94,8 @@ class Mirrors:
         self._copying.remove(found)
         return found[1]
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """A copy is there: have it written."""
         assert isinstance(event.result, SnapshotTaken)
         wanted = self._take(job)
@@ -111,20 +104,18 @@ class Mirrors:
         output = event.outputs[0]
         here = (self._context.member.stage_index, result.iteration)
         if here != (wanted.stage_index, wanted.iteration):
-            return tensors.release(output.id)
+            self._out.put(*tensors.release(output.id))
+            return
         tensors.hand_over(output.id)
         keep = KeepState(wanted.iteration, wanted.parameter_hash, result.manifest, output.id)
-        return [keep]
+        self._out.put(keep)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device could not make a copy: this one is left out."""
         wanted = self._take(job)
-        fields = (
-            ("stage", wanted.stage_index),
-            ("iteration", wanted.iteration),
-            ("reason", reason),
-        )
-        return [Note("state.unkept", fields)]
+        stage = wanted.stage_index
+        self._out.note("state.unkept", stage=stage, iteration=wanted.iteration, reason=reason)
 
     # --- what is on the disk ------------------------------------------------------------------
 
@@ -144,7 +135,7 @@ class Mirrors:
         """Whether nothing is being read just now."""
         return not self._reading
 
-    def examine(self) -> list[Effect]:
+    def examine(self) -> None:
         """Have what all could go back to read to its last byte, unless that has been done."""
         useful = {mark.iteration: mark for mark in self._marks}
         wanted = [
@@ -155,7 +146,8 @@ class Mirrors:
             and kept not in self._read | self._reading
         ]
         self._reading.update(wanted)
-        return [ReadKept(tuple(wanted))] if wanted else []
+        if wanted:
+            self._out.put(ReadKept(tuple(wanted)))
 
 
 def inventory(context: Context) -> tuple[Kept, ...]:
@@ -209,6 +201,7 @@ class Rollback:
 
     def __init__(self, context: Context, stage: StageState, loaded: Loaded) -> None:
         self._context = context
+        self._out = context.out
         self._stage = stage
         self._is_here = loaded
         self._opening: Opening | None = None
@@ -239,7 +232,7 @@ class Rollback:
         assert self._opening is not None
         return self._opening.anchor.number
 
-    def begin(self, opening: Opening, *, entering: bool, moved: bool) -> list[Effect]:
+    def begin(self, opening: Opening, *, entering: bool, moved: bool) -> None:
         """An era begins for this node. `stage.loaded` says whether it has its state.
 
         Args:
@@ -250,49 +243,49 @@ class Rollback:
         lacks = self.active or bool(self._stuck)
         stage = self._stage
         iteration = opening.anchor.number
-        effects = self._abandon()
+        self.end()
         self._stuck = ""
         origin = opening.origin
         index = self._context.member.stage_index
         assert origin is not None
         if origin.source is Source.NEIGHBOURS and index not in origin.lost:
             # Nobody goes back.
-            if entering or not lacks:
-                return effects + (stage.enter(iteration) if entering else [])
-            # It had begun to in an era before: others of its stage are there.
-            return effects + stage.fetch_back(iteration)
+            if entering:
+                stage.enter(iteration)
+            elif lacks:
+                # It had begun to in an era before: others of its stage are there.
+                stage.fetch_back(iteration)
+            return
         same = stage.loaded and stage.iteration == iteration and not stage.moved_on
         if same and not (entering or moved):
-            return effects
-        effects += stage.unload(iteration)
+            return
+        stage.unload(iteration)
         if origin.source is Source.START and entering and not moved:
             stage.loaded = True
-            return effects
+            return
         self._opening = opening
         self._num_loads = 0
         if moved or origin.source is Source.START:
-            return effects + self._submit(Build(index))
-        return effects + self._fetch()
+            self._submit(Build(index))
+        else:
+            self._fetch()
 
-    def _abandon(self) -> list[Effect]:
-        arrived = self._arrived
-        self._arrived = {}
+    def end(self) -> None:
+        """Wait for nothing any more, and let go of what has arrived."""
+        tensors = [event.tensor.id for event in self._arrived.values()]
+        self._out.put(*self._context.tensors.release(*tensors))
+        self._arrived.clear()
         self._opening = self._job = None
         self._awaited.clear()
-        return self._context.tensors.release(*(event.tensor.id for event in arrived.values()))
 
-    def end(self) -> list[Effect]:
-        """The run is over: let go of what has arrived."""
-        return self._abandon()
-
-    def _submit(self, job: Job) -> list[Effect]:
+    def _submit(self, job: Job) -> None:
         self._job = job
         inputs = [self._arrived.pop(stage).tensor.id for stage in self._awaited if self._arrived]
-        return self._context.compute.submit(job, self, inputs)
+        self._out.put(*self._context.compute.submit(job, self, inputs))
 
     # --- fetching -----------------------------------------------------------------------------
 
-    def _fetch(self) -> list[Effect]:
+    def _fetch(self) -> None:
         """Ask for what is missing."""
         context = self._context
         iteration = self._iteration
@@ -301,14 +294,11 @@ class Rollback:
         self._awaited = (
             neighbours_of(self._origin, context.view.rosters, own) if neighbours else [own]
         )
-        effects: list[Effect] = []
         for stage in self._awaited:
             donors = self._donors(stage)
-            fields = (("num_donors", len(donors)), ("iteration", iteration))
-            effects.append(Note("state.requested", fields))
+            self._out.note("state.requested", num_donors=len(donors), iteration=iteration)
             wanted = "" if neighbours else self._hash
-            effects.append(FetchState(donors, stage, iteration, wanted))
-        return effects
+            self._out.put(FetchState(donors, stage, iteration, wanted))
 
     @property
     def _hash(self) -> str:
@@ -349,74 +339,80 @@ class Rollback:
         awaited = self.active and self._job is None and event.stage_index in self._awaited
         return awaited and event.iteration == self._iteration
 
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> None:
         tensors = self._context.tensors
         tensors.add(event.tensor)
         if event.stage_index in self._arrived:
-            return tensors.release(event.tensor.id)
+            self._out.put(*tensors.release(event.tensor.id))
+            return
         self._arrived[event.stage_index] = event
         if len(self._arrived) < len(self._awaited):
-            return []
+            return
         manifests = tuple(self._arrived[stage].manifest for stage in self._awaited)
         if self._origin.source is Source.NEIGHBOURS:
-            return self._submit(Mix(self._iteration, tuple(self._awaited), manifests))
-        return self._submit(Load(self._iteration, manifests[0]))
+            self._submit(Mix(self._iteration, tuple(self._awaited), manifests))
+        else:
+            self._submit(Load(self._iteration, manifests[0]))
 
-    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+    def fetch_failed(self, event: StateFetchFailed) -> None:
         """No donor gave it."""
-        reason = f"the state of iteration {event.iteration} could not be had: {event.reason}"
-        return self._give_up(reason)
+        self._give_up(f"the state of iteration {event.iteration} could not be had: {event.reason}")
 
-    def _give_up(self, reason: str) -> list[Effect]:
+    def _give_up(self, reason: str) -> None:
         again = self._stuck_at == self._iteration
         leads = self._context.view.leader == self._context.node_id
         self._stuck_at = self._iteration
-        effects = self._abandon()
+        self.end()
         if again and not leads:
-            return effects + self._stage.give_up(reason)
-        self._stuck = reason[:200]
-        return effects + self.tell()
+            self._stage.give_up(reason)
+        else:
+            self._stuck = reason[:200]
+            self.tell()
 
-    def tell(self) -> list[Effect]:
+    def tell(self) -> None:
         """Tell who leads, if this node could not get its state: another may lead by now."""
         context = self._context
-        if not self._stuck:
-            return []
-        return [Send(context.view.leader, Suspect(context.node_id, self._stuck))]
+        if self._stuck:
+            self._out.send(context.view.leader, Suspect(context.node_id, self._stuck))
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A stage was built, or what came has been loaded."""
         if job is not self._job:
-            return []
+            return
         assert isinstance(event.result, Built)
         self._job = None
         parameter_hash = event.result.parameter_hash
         self._stage.parameter_hash = ""
         if isinstance(job, Build):
             if self._origin.source is not Source.START or self._context.facts.initial_from_leader:
-                return self._fetch()
+                self._fetch()
+                return
         elif isinstance(job, Load) and self._hash not in ("", parameter_hash):
-            return self.load_failed("it is not what was committed")
+            self.load_failed("it is not what was committed")
+            return
         self._stuck_at = None
         self._stage.parameter_hash = parameter_hash
-        return [*self._abandon(), *self._is_here(now_s)]
+        self.end()
+        self._is_here(now_s)
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:  # noqa: ARG002
         """What came could not be loaded. None: not even a stage can be built here."""
         if isinstance(job, Build):
             return None
-        return self.load_failed(reason) if job is self._job else []
+        return listed(Rollback.load_failed)(self, reason) if job is self._job else []
 
-    def load_failed(self, reason: str) -> list[Effect]:
+    def load_failed(self, reason: str) -> None:
         """What came could not be loaded: others are asked first now."""
         self._job = None
         self._num_loads += 1
-        failed = Note("state.failed", (("peer", ""), ("reason", reason)))
+        self._out.note("state.failed", peer="", reason=reason)
         if self._num_loads >= _LOADS_MAX:
-            return [failed, *self._give_up(reason)]
-        return [failed, *self._fetch()]
+            self._give_up(reason)
+        else:
+            self._fetch()
 
 
 def neighbours_of(origin: Origin, rosters: tuple[tuple[object, ...], ...], stage: int) -> list[int]:

@@ -16,7 +16,6 @@
 from typing import Protocol
 
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import StateFetched, StateFetchFailed
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
@@ -80,11 +79,11 @@ class Arrival:
     def deadline_s(self) -> float | None:
         return self._replay.deadline_s if self._replay is not None else None
 
-    def overdue(self, now_s: float) -> list[Effect]:
-        late = self.deadline_s is not None and self.deadline_s <= now_s
-        return self.fetch_instead() if late else []
+    def overdue(self, now_s: float) -> None:
+        if self.deadline_s is not None and self.deadline_s <= now_s:
+            self.fetch_instead()
 
-    def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:
+    def enter(self, now_s: float, decision: Open, replay: Replay) -> None:
         """The node takes part from now on, and needs the state of the last commit.
 
         Args:
@@ -100,48 +99,49 @@ class Arrival:
         if not wanted and (mark := opening.mark_of(iteration)) is not None:
             wanted = mark.hash_of(stage)
         pristine = replay.pristine
-        entry, effects = replay.enter(now_s, opening, view_version, wanted)
-        if entry is Entry.READY:
-            self._stage.parameter_hash = replay.parameter_hash
-            return [*effects, *replay.end(), *self._stage.holds(iteration)]
-        if entry is Entry.WAITING:
-            self._replay = replay
-            self._iteration = opening.iteration
-            replay.user = self
-            self._stage.lacks(iteration, wanted)
-            return effects
-        return effects + self._stage.enter(iteration, wanted, pristine=pristine)
+        match replay.enter(now_s, opening, view_version, wanted):
+            case Entry.READY:
+                self._stage.parameter_hash = replay.parameter_hash
+                replay.end()
+                self._stage.holds(iteration)
+            case Entry.WAITING:
+                self._replay = replay
+                self._iteration = opening.iteration
+                replay.user = self
+                self._stage.lacks(iteration, wanted)
+            case Entry.LOST:
+                self._stage.enter(iteration, wanted, pristine=pristine)
 
-    def progressed(self, now_s: float) -> list[Effect]:
+    def progressed(self, now_s: float) -> None:
         """What was lacking has come nearer, or will not come."""
         replay = self._replay
-        if replay is None or replay.waiting:
-            return []
-        if not replay.arrived:
-            return self.fetch_instead()
-        self._replay = None
-        self._stage.parameter_hash = replay.parameter_hash
-        return [*replay.end(), *self._is_here(now_s)]
+        if replay is not None and replay.arrived:
+            self._stage.parameter_hash = replay.parameter_hash
+            self.end()
+            self._is_here(now_s)
+        elif replay is not None and not replay.waiting:
+            self.fetch_instead()
 
-    def replay_failed(self, now_s: float, reason: str) -> list[Effect]:  # noqa: ARG002
+    def replay_failed(self, now_s: float, reason: str) -> None:  # noqa: ARG002
         """A step could not be taken here."""
-        return self.fetch_instead()
+        self.fetch_instead()
 
-    def opened(self, opening: Opening) -> list[Effect]:
+    def opened(self, opening: Opening) -> None:
         """An iteration is opened; another than that of the entry disturbs it."""
-        return self.fetch_instead() if opening.iteration != self._iteration else []
+        if opening.iteration != self._iteration:
+            self.fetch_instead()
 
-    def fetch_instead(self) -> list[Effect]:
+    def fetch_instead(self) -> None:
         """Fetch what was committed from those who hold it: they can't go on without this node."""
-        if self._replay is None:
-            return []
-        return [*self.end(), *self._stage.fetch_entered()]
+        if self._replay is not None:
+            self.end()
+            self._stage.fetch_entered()
 
-    def end(self) -> list[Effect]:
+    def end(self) -> None:
         """Nothing is lacking any more, or something else."""
-        replay = self._replay
+        if self._replay is not None:
+            self._replay.end()
         self._replay = None
-        return replay.end() if replay is not None else []
 
 
 class Judging(Protocol):
@@ -150,10 +150,10 @@ class Judging(Protocol):
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about a state that it has asked for."""
 
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> None:
         """The state is here."""
 
-    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
+    def fetch_failed(self, event: StateFetchFailed) -> None:
         """Nobody gives it."""
 
 
@@ -183,24 +183,24 @@ class StageCopy:
     def deadline_s(self) -> float | None:
         return self.arrival.deadline_s
 
-    def overdue(self, now_s: float) -> list[Effect]:
+    def overdue(self, now_s: float) -> None:
         """Fetch what has not come in time."""
-        return self.arrival.overdue(now_s)
+        self.arrival.overdue(now_s)
 
-    def enter(self, now_s: float, decision: Open, replay: Replay) -> list[Effect]:
+    def enter(self, now_s: float, decision: Open, replay: Replay) -> None:
         """The node becomes a member: use what it has replayed, or fetch what it lacks."""
-        return self.arrival.enter(now_s, decision, replay)
+        self.arrival.enter(now_s, decision, replay)
 
     def told(self, decision: Open) -> None:
         """What was committed is known."""
 
-    def mended(self) -> list[Effect]:
+    def mended(self) -> None:
         """The view has lost members: fetch what they may have had on its way to this node."""
-        return self.arrival.fetch_instead()
+        self.arrival.fetch_instead()
 
     def begin_era(
         self, opening: Opening, stage_before: int | None, *, stage_index: int, pristine: bool
-    ) -> list[Effect]:
+    ) -> None:
         """An era begins: get the state that it starts from.
 
         Args:
@@ -212,10 +212,10 @@ class StageCopy:
         assert opening.origin is not None
         entering = stage_before is None
         moved = not entering and stage_before != stage_index
-        effects = self.arrival.end()
+        self.arrival.end()
         self.stage.parameter_hash = ""
         rebuilds = moved or (entering and not pristine)
-        return effects + self.rollback.begin(opening, entering=entering, moved=rebuilds)
+        self.rollback.begin(opening, entering=entering, moved=rebuilds)
 
     def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> None:
         """An iteration is over: serve and keep what was committed.
@@ -228,31 +228,40 @@ class StageCopy:
         self.mirrors.opened(opening, stepped=stepped)
         self.replay_source.opened(now_s, opening, stepped=stepped)
 
-    def opened(self, opening: Opening) -> list[Effect]:
+    def opened(self, opening: Opening) -> None:
         """An iteration begins: fetch anew what is known to be wrong."""
-        return self.stage.opened() + self.arrival.opened(opening) + self.rollback.tell()
+        self.stage.opened()
+        self.arrival.opened(opening)
+        self.rollback.tell()
 
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> None:
         """A state that this node asked for has come."""
         if self.judging is not None and self.judging.takes(event):
-            return self.judging.fetched(event)
-        machine = self.rollback if self.rollback.takes(event) else self.stage
-        return machine.fetched(event)
+            self.judging.fetched(event)
+        elif self.rollback.takes(event):
+            self.rollback.fetched(event)
+        else:
+            self.stage.fetched(event)
 
-    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> list[Effect]:
+    def fetch_failed(self, now_s: float, event: StateFetchFailed) -> None:
         """Nobody gives the state."""
         if self.judging is not None and self.judging.takes(event):
-            return self.judging.fetch_failed(event)
-        if self.rollback.takes(event):
-            return self.rollback.fetch_failed(event)
-        if self.stage.keeps_own(event):
-            return [*self.stage.give_up_own_steps(), *self._is_here(now_s)]
-        return self.stage.fetch_failed(event)
+            self.judging.fetch_failed(event)
+        elif self.rollback.takes(event):
+            self.rollback.fetch_failed(event)
+        elif self.stage.keeps_own(event):
+            self.stage.give_up_own_steps()
+            self._is_here(now_s)
+        else:
+            self.stage.fetch_failed(event)
 
-    def end(self) -> list[Effect]:
+    def end(self) -> None:
         """The run is over: let go of all that is held."""
-        return self.arrival.end() + self.replay_source.end() + self.rollback.end()
+        self.arrival.end()
+        self.replay_source.end()
+        self.rollback.end()
 
-    def _is_here(self, now_s: float) -> list[Effect]:
+    def _is_here(self, now_s: float) -> None:
         self.stage.loaded = True
-        return self.arrival.end() + self._loaded(now_s)
+        self.arrival.end()
+        self._loaded(now_s)

@@ -16,14 +16,12 @@ from collections.abc import Callable
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import (
-    Effect,
     FetchState,
-    Note,
     RefuseState,
-    Send,
     ServeState,
     Stop,
     StopReason,
+    listed,
 )
 from decod.protocol.core.events import (
     JobFinished,
@@ -52,7 +50,7 @@ _WAITING_MAX = 64
 """Requests for state that may wait for a commit or a copy."""
 
 
-Loaded = Callable[[float], list[Effect]]
+Loaded = Callable[[float], None]
 """Goes on with the iteration: the stage's committed state is there."""
 
 
@@ -66,6 +64,7 @@ class StageState:
 
     def __init__(self, context: Context, loaded: Loaded) -> None:
         self._context = context
+        self._out = context.out
         self._is_here = loaded
         self.iteration = context.facts.start_iteration
         """The committed iteration whose state this node holds, or is loading: one that ended with
@@ -93,9 +92,7 @@ class StageState:
         self._copying: list[tuple[Snapshot, list[StateRequested]]] = []
         """Requests that one copy will serve, for each copy in the making."""
 
-    def enter(
-        self, iteration: int, parameter_hash: str = "", *, pristine: bool = True
-    ) -> list[Effect]:
+    def enter(self, iteration: int, parameter_hash: str = "", *, pristine: bool = True) -> None:
         """The node takes part from now on; the run has committed `iteration`.
 
         Args:
@@ -108,10 +105,10 @@ class StageState:
         self._wanted_hash = parameter_hash
         if iteration == self._context.facts.start_iteration and pristine:
             self.loaded = True
-            return []
-        return self.fetch_entered()
+        else:
+            self.fetch_entered()
 
-    def fetch_entered(self) -> list[Effect]:
+    def fetch_entered(self) -> None:
         """Fetch the state of the iteration that this node has entered with."""
         context = self._context
         iteration = self.iteration
@@ -124,14 +121,14 @@ class StageState:
         start = newcomers.index(context.node_id) % len(donors) if donors else 0
         self._donors = deque(donors[start:] + donors[:start])
         self._num_loads_left = len(donors)
-        return self._fetch()
+        self._fetch()
 
-    def holds(self, iteration: int) -> list[Effect]:
+    def holds(self, iteration: int) -> None:
         """The node takes part from now on, and holds the state of the last commit already."""
         self.iteration = iteration
         self.loaded = True
         self._asked = False
-        return [Note("state.loaded", (("iteration", iteration),))]
+        self._out.note("state.loaded", iteration=iteration)
 
     def lacks(self, iteration: int, parameter_hash: str) -> None:
         """The node takes part from now on, and is about to step to the state of `iteration`."""
@@ -140,7 +137,7 @@ class StageState:
         self.loaded = False
         self._asked = False
 
-    def fetch_back(self, iteration: int) -> list[Effect]:
+    def fetch_back(self, iteration: int) -> None:
         """This node has given up what it held, and could not go back: ask the others of its stage
         for what they hold."""
         context = self._context
@@ -148,26 +145,25 @@ class StageState:
         roster = context.view.roster(context.member.stage_index)
         self._donors = deque(m.node_id for m in roster if m.node_id != context.node_id)
         self._num_loads_left = len(self._donors)
-        return self._fetch()
+        self._fetch()
 
-    def _fetch(self) -> list[Effect]:
+    def _fetch(self) -> None:
         if not self._num_loads_left:
-            return self.give_up(_NOBODY)
+            self.give_up(_NOBODY)
+            return
         donors = tuple(self._donors)
         stage = self._context.member.stage_index
-        fields = (("num_donors", len(donors)), ("iteration", self.iteration))
         alike = self._amended == self.iteration
-        wanted = FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike)
         self._asked = True
-        return [Note("state.requested", fields), wanted]
+        self._out.note("state.requested", num_donors=len(donors), iteration=self.iteration)
+        self._out.put(FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike))
 
-    def give_up(self, reason: str) -> list[Effect]:
+    def give_up(self, reason: str) -> None:
         """This node can't get its stage's state: others must do without it."""
-        stop = Stop(StopReason.REMOVED, reason)
         leader = self._context.view.leader
-        if leader == self._context.node_id:
-            return [stop]  # They find out, and elect another.
-        return [Send(leader, Leave(reason[:200], at_once=True)), stop]
+        if leader != self._context.node_id:  # Else they find out, and elect another.
+            self._out.send(leader, Leave(reason[:200], at_once=True))
+        self._out.put(Stop(StopReason.REMOVED, reason))
 
     def _wants(self, event: StateFetched | StateFetchFailed) -> bool:
         member = self._context.view.by_id.get(self._context.node_id)
@@ -175,37 +171,43 @@ class StageState:
         lacking = self._asked and not self.loaded
         return same_stage and lacking and event.iteration == self.iteration
 
-    def fetched(self, event: StateFetched) -> list[Effect]:
+    def fetched(self, event: StateFetched) -> None:
         """A state has come: load it, if that is what this node lacks."""
         self._context.tensors.add(event.tensor)
-        if not self._wants(event):
-            return self._context.tensors.release(event.tensor.id)
+        if self._wants(event):
+            self._load(event)
+        else:
+            self._out.put(*self._context.tensors.release(event.tensor.id))
+
+    def _load(self, event: StateFetched) -> None:
         self._asked = False
         self._job = job = Load(event.iteration, event.manifest)
-        return self._context.compute.submit(job, self, [event.tensor.id])
+        self._out.put(*self._context.compute.submit(job, self, [event.tensor.id]))
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    @listed
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A state has been loaded, or copied."""
         match event.result:
             case SnapshotTaken() as taken:
-                return self.copied(job, taken, event.outputs[0])
+                self.copied(job, taken, event.outputs[0])
             case Built(parameter_hash) if self._awaits(job):
                 self.parameter_hash = parameter_hash
                 self.moved_on = False
-                return self._is_here(now_s)
-        return []
+                self._is_here(now_s)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    @listed
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """A state could not be loaded, or not copied."""
         if isinstance(job, Snapshot):
-            return self._refuse(self._take(job), reason)
-        return self.load_failed(reason) if self._awaits(job) else []
+            self._refuse(self._take(job), reason)
+        elif self._awaits(job):
+            self.load_failed(reason)
 
     def _awaits(self, job: Job) -> bool:
         """Whether a job loads what this node still wants."""
         return job is self._job and not self.loaded
 
-    def unload(self, iteration: int) -> list[Effect]:
+    def unload(self, iteration: int) -> None:
         """The run goes back to `iteration`: its state is not here yet."""
         self.moved_on = False
         self.loaded = False
@@ -215,28 +217,30 @@ class StageState:
         self.prepared = 0
         self._odd = ()
         self._amended = None
-        early = self._early
+        self._refuse(self._early, "the run has gone back to an earlier iteration")
         self._early = []
-        return self._refuse(early, "the run has gone back to an earlier iteration")
 
     def keeps_own(self, event: StateFetchFailed) -> bool:
         """Whether this node still has the state that it was to amend: better that than none."""
         return self._wants(event) and self._amended == self.iteration
 
-    def give_up_own_steps(self) -> list[Effect]:
+    def give_up_own_steps(self) -> None:
         """This node keeps its state after all, but what it had learnt by itself counts as lost."""
         self.moved_on = False
         context = self._context
-        return context.compute.submit(ReturnToAnchor()) if context.run.sync.steps_locally else []
+        if context.run.sync.steps_locally:
+            self._out.put(*context.compute.submit(ReturnToAnchor()))
 
-    def fetch_failed(self, event: StateFetchFailed) -> list[Effect]:
-        return self.give_up(_NOBODY) if self._wants(event) else []
+    def fetch_failed(self, event: StateFetchFailed) -> None:
+        if self._wants(event):
+            self.give_up(_NOBODY)
 
-    def load_failed(self, reason: str) -> list[Effect]:
+    def load_failed(self, reason: str) -> None:
         """The blob was not what a donor said, or not of this stage: others are asked first now."""
         self._num_loads_left -= 1
         self._donors.rotate(-1)
-        return [Note("state.failed", (("peer", ""), ("reason", reason))), *self._fetch()]
+        self._out.note("state.failed", peer="", reason=reason)
+        self._fetch()
 
     def received(self, now_s: float, received: Received) -> None:  # noqa: ARG002
         """Take in that this node has come to another result."""
@@ -256,22 +260,26 @@ class StageState:
         """Whether this node was told that its last step is not that of most of its stage."""
         return bool(self._odd)
 
-    def opened(self) -> list[Effect]:
+    def opened(self) -> None:
         """An iteration is opened: if this node's state is not its stage's, fetch that first."""
         odd = self._odd
         self._odd = ()
-        context = self._context
         if self._amends_in_vain():
             # Its own is the stage's now.
-            return [*self.give_up_own_steps(), *self.holds(self.iteration)]
-        if not odd or not self.loaded:
-            return []
-        if self._amended == self.iteration:
-            return self.give_up("its device computes other results than those of its stage")
-        roster = context.view.roster(context.member.stage_index)
-        donors = [m.node_id for m in roster if m.node_id not in odd]
+            self.give_up_own_steps()
+            self.holds(self.iteration)
+        elif odd and self.loaded and self._amended == self.iteration:
+            self.give_up("its device computes other results than those of its stage")
+        elif odd and self.loaded:
+            self._amend(odd)
+
+    def _amend(self, odd: tuple[NodeId, ...]) -> None:
+        """Fetch what the members of the stage hold that are not `odd`, if there are any."""
+        context = self._context
+        stage = context.member.stage_index
+        donors = [m.node_id for m in context.view.roster(stage) if m.node_id not in odd]
         if not donors:
-            return []
+            return
         self._amended = self.iteration
         self._wanted_hash = ""
         self.loaded = False
@@ -279,15 +287,15 @@ class StageState:
         self._donors = deque(donors)
         self._num_loads_left = len(donors)
         context.why = "its state differed from that of its stage"
-        fields = (("stage", context.member.stage_index), ("iteration", self.iteration))
-        return [Note("state.differs", fields), *self._fetch()]
+        self._out.note("state.differs", stage=stage, iteration=self.iteration)
+        self._fetch()
 
     def _amends_in_vain(self) -> bool:
         """Whether all are gone of whom this node was to learn its stage's state."""
         waits = self._amended == self.iteration and not self.loaded and self._job is None
         return waits and not any(donor in self._context.view for donor in self._donors)
 
-    def committed(self, iteration: int) -> list[Effect]:
+    def committed(self, iteration: int) -> None:
         """A step is final here: copies of it can be made.
 
         Args:
@@ -297,47 +305,46 @@ class StageState:
         self.iteration = iteration
         self._odd = ()
         self.prepared = 0
-        early = self._early
-        self._early = []
-        return [effect for request in early for effect in self.requested(request)]
+        self._take_early()
 
-    def requested(self, event: StateRequested) -> list[Effect]:
+    def requested(self, event: StateRequested) -> None:
         """Copy the state for somebody, if it is the one that this node holds, or will hold next."""
         num_waiting = len(self._early) + sum(len(batch) for _, batch in self._copying)
-        if num_waiting >= _WAITING_MAX:
-            return [RefuseState(event.request_id, "too many requests wait")]
         member = self._context.view.by_id.get(self._context.node_id)
-        if member is None or event.stage_index != member.stage_index:
-            return [RefuseState(event.request_id, f"does not serve stage {event.stage_index}")]
-        ahead = self._knows_ahead(event)
-        if self.iteration < event.iteration <= self.iteration + EARLY_MAX and not ahead:
+        if num_waiting >= _WAITING_MAX:
+            self._refuse([event], "too many requests wait")
+        elif member is None or event.stage_index != member.stage_index:
+            self._refuse([event], f"does not serve stage {event.stage_index}")
+        elif self._knows_ahead(event) or (self.loaded and event.iteration == self.iteration):
+            self._copy(event)
+        elif self.iteration < event.iteration <= self.iteration + EARLY_MAX:
             self._early.append(event)
-            return []
-        if ahead:
-            return self._copy(event)
-        if not self.loaded or event.iteration != self.iteration:
+        else:
             doing = "holds" if self.loaded else "is loading"
             held = f"{doing} the state of iteration {self.iteration}, asked was {event.iteration}"
-            return [RefuseState(event.request_id, held)]
-        return self._copy(event)
+            self._refuse([event], held)
 
-    def stepped_ahead(self, iteration: int) -> list[Effect]:
+    def stepped_ahead(self, iteration: int) -> None:
         """The parameters after the iteration in hand are known: clients can have them."""
         self.prepared = iteration
+        self._take_early()
+
+    def _take_early(self) -> None:
         early = self._early
         self._early = []
-        return [effect for request in early for effect in self.requested(request)]
+        for request in early:
+            self.requested(request)
 
-    def _copy(self, event: StateRequested) -> list[Effect]:
+    def _copy(self, event: StateRequested) -> None:
         """Have a copy made, or share one that is in the making."""
         for _, batch in self._copying:
             same = batch[0].with_optimizer == event.with_optimizer
             if same and batch[0].iteration == event.iteration:
                 batch.append(event)
-                return []
+                return
         job = Snapshot(event.with_optimizer, ahead=self._knows_ahead(event))
         self._copying.append((job, [event]))
-        return self._context.compute.submit(job, self)
+        self._out.put(*self._context.compute.submit(job, self))
 
     def _knows_ahead(self, event: StateRequested) -> bool:
         """Whether somebody wants parameters that are known before their iteration is committed."""
@@ -349,15 +356,17 @@ class StageState:
         self._copying.remove(found)
         return found[1]
 
-    def copied(self, job: Job, result: SnapshotTaken, output: Tensor) -> list[Effect]:
+    def copied(self, job: Job, result: SnapshotTaken, output: Tensor) -> None:
         """A copy has been made: give it to those that have asked for it."""
         batch = self._take(job)
         if result.iteration != batch[0].iteration:
-            release = self._context.tensors.release(output.id)
-            return [*self._refuse(batch, "the state has moved on"), *release]
-        self._context.tensors.hand_over(output.id)
-        request_ids = tuple(request.request_id for request in batch)
-        return [ServeState(request_ids, result.iteration, result.manifest, output.id)]
+            self._refuse(batch, "the state has moved on")
+            self._out.put(*self._context.tensors.release(output.id))
+        else:
+            self._context.tensors.hand_over(output.id)
+            request_ids = tuple(request.request_id for request in batch)
+            self._out.put(ServeState(request_ids, result.iteration, result.manifest, output.id))
 
-    def _refuse(self, batch: list[StateRequested], reason: str) -> list[Effect]:
-        return [RefuseState(request.request_id, reason) for request in batch]
+    def _refuse(self, batch: list[StateRequested], reason: str) -> None:
+        for request in batch:
+            self._out.put(RefuseState(request.request_id, reason))

@@ -14,7 +14,7 @@ from decod.ids import NodeId
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import CountWork, Effect, listed
+from decod.protocol.core.effects import CountWork, Effect
 from decod.protocol.core.events import (
     DeadlinePassed,
     JobFinished,
@@ -266,7 +266,7 @@ class Pipeline:
             self.flows.overdue(now_s)
         if self.copy.loaded and not self.facts.paused:
             self.routing.overdue(now_s, self.flows)
-        self._out.put(*self.copy.overdue(now_s))
+        self.copy.overdue(now_s)
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class Pipeline:
         if decision.ended:
             if self.overlap is not None:
                 self.overlap.stop()
-            self._out.put(*self.copy.end())
+            self.copy.end()
         return committed
 
     def open(self, now_s: float, opening: Opening, *, renewed: bool) -> None:
@@ -318,7 +318,7 @@ class Pipeline:
             self.microbatches.go_back(opening.committed.number)
         self.readiness.reset()
         self._complaints.reset()
-        self._out.put(*self.copy.opened(opening))
+        self.copy.opened(opening)
         if not self.copy.loaded:
             self._policy.returned()
             if self.overlap is not None:
@@ -384,7 +384,7 @@ class Pipeline:
         self._abandon_step()
         if self.facts.aggregating:
             self._out.put(*context.compute.retract())
-        self._out.put(*self.copy.arrival.fetch_instead())
+        self.copy.arrival.fetch_instead()
         self._begin_step()
         if self.overlap is not None:
             self.overlap.opened()
@@ -409,7 +409,6 @@ class Pipeline:
             self._stays_ready = False
         self._tell_ready()
 
-    @listed
     def _state_loaded(self, now_s: float) -> None:
         """The state that this node lacked stands on its device."""
         self._out.note("state.loaded", iteration=self.copy.stage.iteration)

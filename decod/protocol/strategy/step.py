@@ -472,7 +472,7 @@ class Step:
         )
         inputs = ahead + parts
         if parts or self._overlap is not None:
-            self._out.put(*self._replay_source.share(self._id, job, inputs))
+            self._replay_source.share(self._id, job, inputs)
         self._out.put(*self._context.compute.submit(job, self, inputs))
 
     @listed

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from decod.ids import NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, Averaging, AveragingUser, Weight, port_of
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, SendTensor, listed
+from decod.protocol.core.effects import Effect, Send, SendTensor
 from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import Job, Sketched, SketchPart
 from decod.protocol.core.messages import (
@@ -217,7 +217,6 @@ class Audits:
         """Whether an event is about a state that this node has asked for as a judge."""
         return (event.stage_index, event.iteration) in self._fetching
 
-    @listed
     def fetched(self, event: StateFetched) -> None:
         """The state is here, perhaps too late."""
         self._fetching.discard((event.stage_index, event.iteration))
@@ -226,7 +225,6 @@ class Audits:
         else:
             self._out.put(*self._context.tensors.release(self._context.tensors.add(event.tensor)))
 
-    @listed
     def fetch_failed(self, event: StateFetchFailed) -> None:
         """Nobody gives it."""
         self._fetching.discard((event.stage_index, event.iteration))

@@ -198,7 +198,7 @@ def disown(context: Context) -> None:
         given.owner = NOBODY
 
 
-def not_called(*_: object) -> list[Effect]:
+def not_called(*_: object) -> None:
     """Stands for what a machine calls when something is there that the test does not bring."""
     raise AssertionError("called")
 

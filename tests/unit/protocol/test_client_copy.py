@@ -28,17 +28,17 @@ class CopyBench(Bench):
         self.num_loaded = 0
         self.copy = ClientCopy(self.context, self._loaded)
 
-    def _loaded(self, _: float) -> list[Effect]:
+    def _loaded(self, _: float) -> None:
         self.num_loaded += 1
-        return []
 
     def enter(self, iteration: int = 0, *, parameter_hash: str = HASH) -> list[Effect]:
         """Become a member at the opening behind an iteration."""
         nobody: Any = None  # A client replays nothing.
         replay = Replay(self.context, "c1a:7700", nobody, incarnation=0)
         told = self._decided(iteration, parameter_hash)
-        effects = self.copy.enter(0.0, told, replay)
-        return effects + self.copy.opened(told.opening)
+        self.copy.enter(0.0, told, replay)
+        self.copy.opened(told.opening)
+        return self.context.out.taken()
 
     def commit(
         self, iteration: int, *, parameter_hash: str = HASH, paused: bool = False
@@ -48,7 +48,8 @@ class CopyBench(Bench):
         self.copy.told(told)
         opening = replace(told.opening, paused=paused)
         self.copy.closed(0.0, opening, stepped=False)
-        return self.context.out.taken() + self.copy.opened(opening)
+        self.copy.opened(opening)
+        return self.context.out.taken()
 
     def _decided(self, iteration: int, parameter_hash: str) -> Open:
         before, now = Iteration(iteration, 1), Iteration(iteration + 1, 1)
@@ -59,14 +60,20 @@ class CopyBench(Bench):
         """Get what was asked for."""
         self._num_tensors += 1
         blob = tensor(self._num_tensors)
-        return self.copy.fetched(StateFetched(1, iteration, "{}", blob))
+        self.copy.fetched(StateFetched(1, iteration, "{}", blob))
+        return self.context.out.taken()
 
     def load(self, iteration: int, *, parameter_hash: str = HASH) -> list[Effect]:
         """End the loading of parameters."""
         return self.end(Load(iteration, "{}"), result=Built(parameter_hash), num_outputs=0)
 
     def fail(self, iteration: int) -> list[Effect]:
-        return self.copy.fetch_failed(0.0, StateFetchFailed(1, iteration, "busy"))
+        self.copy.fetch_failed(0.0, StateFetchFailed(1, iteration, "busy"))
+        return self.context.out.taken()
+
+    def overdue(self, now_s: float) -> list[Effect]:
+        self.copy.overdue(now_s)
+        return self.context.out.taken()
 
 
 def asked(effects: list[Effect]) -> list[tuple[int, str]]:
@@ -97,8 +104,8 @@ def test_servers_that_could_not_give_the_parameters_are_asked_again_after_a_paus
     assert bench.fail(5) == []
     again_s = bench.copy.deadline_s
     assert again_s == 0.5
-    assert bench.copy.overdue(again_s - 0.1) == []
-    assert asked(bench.copy.overdue(again_s)) == [(5, HASH)]
+    assert bench.overdue(again_s - 0.1) == []
+    assert asked(bench.overdue(again_s)) == [(5, HASH)]
     assert bench.copy.deadline_s is None
 
 
@@ -113,15 +120,15 @@ def test_a_client_without_servers_asks_for_the_next_parameters_when_it_needs_the
     bench = CopyBench(delay=1)
     bench.lose("f1a", "f1b", "b1a", "b1b")
     bench.enter(0)
-    assert bench.copy.overdue(0.5) == []
+    assert bench.overdue(0.5) == []
     assert bench.copy.deadline_s is None
 
 
 def test_nobody_gets_anything_from_a_client() -> None:
     bench = CopyBench()
     bench.enter(0)
-    effects = bench.copy.stage.requested(StateRequested(7, 1, 0, with_optimizer=False))
-    assert effects == [RefuseState(7, "it is a client, and has parameters only")]
+    bench.copy.stage.requested(StateRequested(7, 1, 0, with_optimizer=False))
+    assert bench.context.out.taken() == [RefuseState(7, "it is a client, and has parameters only")]
 
 
 # --- the run goes back ----------------------------------------------------------------------------

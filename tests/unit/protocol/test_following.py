@@ -39,6 +39,7 @@ from tests.unit.protocol.cast import (
     R1C,
     RUN,
     STRANGER,
+    Heard,
     configured,
     context_of,
     freed,
@@ -70,7 +71,7 @@ class Candidate:
             facts=FACTS,
             opening=Opening(Iteration(0, 0), Iteration(0, 0), nobody),
         )
-        self.machine = Replay(self.context, "r1c:7700", self, incarnation=0)
+        self.machine = Heard(Replay(self.context, "r1c:7700", self, incarnation=0))
         self.given: list[StartJob] = []
         self.tensors = iter(range(1, 1000))
 
@@ -111,11 +112,11 @@ class Candidate:
         finished = JobFinished(start.job_id, result, (), 1.0)
         return start.job, self.take(told_end(self.context, finished, now_s=1.0))
 
-    def progressed(self, now_s: float) -> list[Effect]:
-        return []
+    def progressed(self, now_s: float) -> None:
+        pass
 
-    def replay_failed(self, now_s: float, reason: str) -> list[Effect]:
-        return self.machine.restart(now_s, reason)
+    def replay_failed(self, now_s: float, reason: str) -> None:
+        self.machine.machine.restart(now_s, reason)
 
     def step(self, iteration: int) -> None:
         """Propose an iteration, whose average is here, and take that for final before it."""
@@ -213,16 +214,15 @@ def test_it_undoes_what_was_not_committed_when_it_enters() -> None:
     candidate.load()
     candidate.both(Iteration(5, 1), "h4")
     candidate.step(5)
-    entry, effects = candidate.machine.enter(2.0, opening(BASE), 0, "")
-    assert entry is Entry.READY
-    assert jobs_of(effects) == [Retract()]
+    assert candidate.machine.enter(2.0, opening(BASE), 0, "") is Entry.READY
+    assert jobs_of(candidate.context.out.taken()) == [Retract()]
 
 
 def test_the_last_average_may_come_after_it_has_entered() -> None:
     candidate = Candidate()
     candidate.load()
-    entry, _ = candidate.machine.enter(2.0, opening(Iteration(5, 2)), 3, "h5")
-    assert entry is Entry.WAITING
+    entered = opening(Iteration(5, 2))
+    assert candidate.machine.enter(2.0, entered, 3, "h5") is Entry.WAITING
     assert candidate.machine.waiting
     candidate.both(Iteration(5, 1), "h4")
     assert candidate.given == [], "of another attempt"
@@ -250,7 +250,7 @@ def test_it_enters_with_nothing_rather_than_with_something_else(trouble: str) ->
         back = [dataclasses.replace(m, since_iteration=since) for m in entered.view.members]
         entered = dataclasses.replace(entered, view=entered.view.successor(back, leader=D0))
     wanted = "other" if trouble == "hash" else ""
-    assert candidate.machine.enter(2.0, entered, 3, wanted)[0] is Entry.LOST
+    assert candidate.machine.enter(2.0, entered, 3, wanted) is Entry.LOST
     assert candidate.machine.level is None
 
 
@@ -261,13 +261,12 @@ class Host:
         self.context = context_of(R1A, VIEW)
         self.stage = StageState(self.context, not_called)
         self.stage.enter(0)
-        self.machine = ReplaySource(self.context, self.stage)
+        self.machine = Heard(ReplaySource(self.context, self.stage))
 
     def commit(self, now_s: float, iteration: int) -> list[Effect]:
         self.stage.committed(iteration)
         opened = Opening(Iteration(iteration + 1, 1), Iteration(iteration, 1), VIEW)
-        self.machine.opened(now_s, opened, stepped=True)
-        return self.context.out.taken()
+        return self.machine.opened(now_s, opened, stepped=True)
 
     def follow(self, now_s: float, node: NodeId = R1C, number: int = 1) -> Followed:
         ((to, answer),) = sent(self.machine.follow(now_s, node, Follow(number, 1, "h:1")))
@@ -279,14 +278,16 @@ class Host:
         with_it = view_of("d0", "r1a", "r1b", "r1c", version=4)
         opened = Opening(Iteration(iteration + 1, 1), Iteration(iteration, 1), with_it)
         self.context.view = with_it
-        self.machine.opened(2.0, opened, stepped=True)
-        return self.context.out.taken()
+        return self.machine.opened(2.0, opened, stepped=True)
 
     def share(self, iteration: int, number: int) -> list[Effect]:
         part = self.context.tensors.add(tensor(number))
         reopen(self.context, committed=Iteration(iteration - 1, 1))
         job = Propose(iteration, 1, 8, 0.5)
-        return self.machine.share(AveragingId(Iteration(iteration, 1), 3), job, [part])
+        found: list[Effect] = self.machine.share(
+            AveragingId(Iteration(iteration, 1), 3), job, [part]
+        )
+        return found
 
 
 def test_averages_go_to_those_who_follow_until_they_lag() -> None:

@@ -11,14 +11,14 @@ from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import Assign, Join, Prepared
 from decod.protocol.core.view import Opening, Role, View
 from decod.protocol.leadership.joining import Joining
-from tests.unit.protocol.cast import D0, FACTS, ITERATION, MANIFEST, R1A, RUN, view_of
+from tests.unit.protocol.cast import D0, FACTS, ITERATION, MANIFEST, R1A, RUN, Heard, view_of
 
 IDENTITY = Identity(node_id=R1A, address="r1a:7700", role=Role.RELAY, capacity=2, compute_s=1.0)
 OFFER = Join("r1a:7700", Role.RELAY, 2, None, MANIFEST, incarnation=7)
 ASSIGN = Assign(1, -1)
 
 
-def machine(*, fetches_initial: bool = False) -> tuple[Joining, Context]:
+def machine(*, fetches_initial: bool = False) -> tuple[Heard, Context]:
     nobody = View(version=0, leader=NodeId(D0), term=1, num_stages=2, members=())
     links = LinkTable(activation_size_bytes=0, compute_s=1.0)
     context = Context(
@@ -28,7 +28,7 @@ def machine(*, fetches_initial: bool = False) -> tuple[Joining, Context]:
         facts=replace(FACTS, initial_from_leader=fetches_initial),
         opening=Opening(ITERATION, Iteration(0, 0), nobody),
     )
-    return Joining(context, IDENTITY, OFFER), context
+    return Heard(Joining(context, IDENTITY, OFFER)), context
 
 
 def test_given_weights_are_fetched_from_the_leader_before_the_node_is_ready() -> None:

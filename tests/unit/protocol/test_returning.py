@@ -18,6 +18,7 @@ from tests.unit.protocol.cast import (
     R1B,
     R2A,
     R2B,
+    Heard,
     context_of,
     freed,
     jobs_of,
@@ -53,12 +54,11 @@ class Node:
         self.context.facts = replace(FACTS, initial_from_leader=self.fetches_initial)
         self.stage = StageState(self.context, self.came)
         self.stage.iteration, self.stage.loaded = 25, True
-        self.rollback = Rollback(self.context, self.stage, self.came)
+        self.rollback = Heard(Rollback(self.context, self.stage, self.came))
         self.here = False
 
-    def came(self, now_s: float) -> list[Effect]:
+    def came(self, now_s: float) -> None:
         self.here = True
-        return []
 
     def fetched(self, stage: int, iteration: int = 20) -> list[Effect]:
         self.tensors += 1

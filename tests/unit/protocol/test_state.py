@@ -13,6 +13,7 @@ from tests.unit.protocol.cast import (
     D0,
     R1A,
     R1B,
+    Heard,
     context_of,
     end_job,
     freed,
@@ -70,19 +71,19 @@ def test_a_state_that_nobody_is_left_to_amend_is_kept() -> None:
 
 def test_who_leads_and_can_have_no_state_asks_nobody_to_let_it_go() -> None:
     """It would have to make a view without its leader: the others elect one."""
-    state = StageState(context_of(D0, VIEW), not_called)
+    state = Heard(StageState(context_of(D0, VIEW), not_called))
     (stop,) = state.give_up("its disk is broken")
     assert isinstance(stop, Stop)
-    *left, stop = StageState(context_of(X, VIEW), not_called).give_up("its disk is broken")
+    *left, stop = Heard(StageState(context_of(X, VIEW), not_called)).give_up("its disk is broken")
     assert len(left) == 1
 
 
 # --- giving ---------------------------------------------------------------------------------------
 
 
-def holder(iteration: int = 4) -> tuple[StageState, Context]:
+def holder(iteration: int = 4) -> tuple[Heard, Context]:
     context = context_of(R1A, VIEW)
-    state = StageState(context, not_called)
+    state = Heard(StageState(context, not_called))
     state.enter(0)
     state.committed(iteration)
     return state, context
@@ -109,7 +110,7 @@ def test_another_stages_state_is_refused() -> None:
 def test_what_a_node_asked_for_as_a_candidate_is_not_loaded_over_its_proposal() -> None:
     """It entered on its way to the state: the last average is coming, and a state may come too."""
     context = context_of(X, VIEW)
-    state = StageState(context, not_called)
+    state = Heard(StageState(context, not_called))
     state.lacks(4, "")
     effects = state.fetched(StateFetched(1, 4, "{}", tensor(1)))
     assert (jobs_of(effects), freed(effects)) == ([], [1])

@@ -242,7 +242,7 @@ class Servers:
             self.frontal.overdue(now_s)
         if self.backward is not None:
             self.backward.overdue(now_s)
-        self._out.put(*self.copy.overdue(now_s))
+        self.copy.overdue(now_s)
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class Servers:
         for part in self.parts:
             part.reset()
         if decision.ended:
-            self._out.put(*self.copy.end())
+            self.copy.end()
         return stepped
 
     @property
@@ -308,7 +308,7 @@ class Servers:
         for part in (self.frontal, self.backward, self.worker):
             if part is not None:
                 part.open(self._placement)
-        self._out.put(*self.copy.opened(opening))
+        self.copy.opened(opening)
         self._begin_step()
         self._take_up()
 
@@ -351,13 +351,12 @@ class Servers:
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """The parameters after the iteration are known."""
         assert isinstance(job, StepAhead)
-        self._out.put(*self.copy.stage.stepped_ahead(job.iteration))
+        self.copy.stage.stepped_ahead(job.iteration)
 
     @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         """The squares can't be computed: so much will be found when the step is proposed."""
 
-    @listed
     def _state_loaded(self, now_s: float) -> None:  # noqa: ARG002
         """The state that this node lacked stands on its device."""
         # A client loads parameters in each iteration.
@@ -374,7 +373,7 @@ class Servers:
         self._abandon_step()
         if self.facts.aggregating:
             self._out.put(*self._context.compute.retract())
-        self._out.put(*self.copy.mended())
+        self.copy.mended()
         self._begin_step()
         if self._placement is None:
             return
