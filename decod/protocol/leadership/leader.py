@@ -19,7 +19,7 @@ If a stage loses its last member after an iteration has been committed, the lead
 what is on their disks, and begins another era of the run: see `protocol.leadership.stage_recovery`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from random import Random
@@ -27,7 +27,7 @@ from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import BanLiar, CompleteRun, Effect
+from decod.protocol.core.effects import BanLiar, CompleteRun
 from decod.protocol.core.events import earliest
 from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.messages import (
@@ -59,7 +59,7 @@ from decod.protocol.leadership.quorum import LastDecisions, Quorum, electors_of
 from decod.protocol.leadership.relay_audits import RelayAudits, Verdict
 from decod.protocol.leadership.seats import Seats
 from decod.protocol.leadership.stage_recovery import StageRecovery
-from decod.protocol.leadership.suspicions import IterationProgress, Suspicions
+from decod.protocol.leadership.suspicions import Around, IterationProgress, Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.leadership.utilisation import Polling
 from decod.protocol.strategy.strategy import Strategy
@@ -187,7 +187,7 @@ class Leader:
         self,
         context: Context,
         strategy: Strategy,
-        around: Callable[[NodeId, Message], list[Effect]] = lambda *_: [],
+        around: Around = lambda *_: 0,
         rng: Random = _NO_AUDITS_DRAWN,
     ) -> None:
         node_id = self.node_id = context.node_id

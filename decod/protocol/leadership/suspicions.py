@@ -69,8 +69,8 @@ class Probes:
 
     timeout_s: float
     out: EffectSink[Effect]
-    around: Callable[[NodeId, Ping], list[Effect]] = lambda *_: []
-    """Asks by way of others."""
+    around: Callable[[NodeId, Ping], int] = lambda *_: 0
+    """Asks by way of others. Returns how many."""
     _open: dict[NodeId, _Probe] = field(default_factory=dict)
     _nonces: Iterable[int] = field(default_factory=lambda: count(1))
 
@@ -130,10 +130,9 @@ class Probes:
 
     def _ask_around(self, node: NodeId, probe: _Probe) -> None:
         """Have others ask a node."""
-        asked = self.around(node, Ping(probe.nonce))
-        self.out.put(*asked)
-        probe.num_asked += len(asked)
-        probe.tries = _TRIES if asked else probe.tries
+        num_asked = self.around(node, Ping(probe.nonce))
+        probe.num_asked += num_asked
+        probe.tries = _TRIES if num_asked else probe.tries
 
     def overdue(self, now_s: float) -> None:
         """Ask again who has not answered yet, and has time left."""
@@ -451,7 +450,7 @@ class Cooldowns:
         return True
 
 
-Around = Callable[[NodeId, Message], list[Effect]]
+Around = Callable[[NodeId, Message], int]
 """Sends a message by way of other members."""
 
 

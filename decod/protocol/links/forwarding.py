@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from decod.ids import NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, ProbeLink, Send, SendTensor
+from decod.protocol.core.effects import ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
 from decod.protocol.core.messages import CatchUp, Heartbeat, Leave, LinkReport, Message, Open, Pong
 from decod.protocol.core.messages.decision_messages import ElectionMessage
@@ -214,10 +214,15 @@ class Forwarding:
             self._direct[to, sending.tensor] = sending
         return sending
 
-    def around(self, node: NodeId, message: Message) -> list[Effect]:
-        """Send a control message by way of two others, whatever is known of the direct link."""
-        others = [by for by, _ in zip(self._others(node), range(_NUM_AROUND), strict=False)]
-        return [self._given(Send(node, message), by) for by in others]
+    def around(self, node: NodeId, message: Message) -> int:
+        """Send a control message by way of two others, even if the direct link is whole.
+
+        Returns how many there are.
+        """
+        others = zip(self._others(node), range(_NUM_AROUND), strict=False)
+        given = [self._given(Send(node, message), by) for by, _ in others]
+        self._out.put(*given)
+        return len(given)
 
     def _given(self, sending: _Sending, by: NodeId) -> _Sending:
         self._num_tickets += 1

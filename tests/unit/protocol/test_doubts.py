@@ -24,7 +24,7 @@ class Leader:
         quorum = Quorum(D0, out)
         quorum.committed(VIEW)
         admission = Admission(STAGED, FACTS, Seats(STAGED.sync, out), out)
-        self.suspicions = Suspicions(CONFIG, admission, quorum, out, lambda *_: [])
+        self.suspicions = Suspicions(CONFIG, admission, quorum, out, lambda *_: 0)
 
     def hear(self, *reports: tuple[NodeId, NodeId, str]) -> set[NodeId]:
         """Take in who doubts whom, and why; return who goes."""
