@@ -87,7 +87,7 @@ class Delivery:
         self._strategy.copy.replay_source.sent(event)
         self.forwarding.sent(event)
         self.measuring.sent(now_s, event)
-        self._out.put(*self._tensors.release(event.tensor))
+        self._tensors.release(event.tensor)
 
     def heard(self, now_s: float, received: Received) -> None:
         """Somebody says something, in whatever term."""
@@ -228,12 +228,12 @@ class Ending:
                 context.compute.failed(now_s, event)
             case TensorSent():
                 forwarding.sent(event)
-                self._out.put(*context.tensors.release(event.tensor))
+                context.tensors.release(event.tensor)
             case SendFailed():
                 failed = forwarding.undelivered(now_s, event)
                 if failed is not None:
                     outbox.undelivered(now_s, failed)
             case StateFetched():
-                self._out.put(*context.tensors.release(context.tensors.add(event.tensor)))
+                context.tensors.release(context.tensors.add(event.tensor))
             case _:
                 outbox.overdue(now_s)

@@ -84,7 +84,7 @@ class Society:
 
     def __post_init__(self) -> None:
         self._rng = Random(f"society {self.seed}")  # noqa: S311 - a seed replays it.
-        self._compute = ComputeQueue(TensorStore(), self._out)
+        self._compute = ComputeQueue(TensorStore(self._out), self._out)
         self.change(self.graph)
 
     def change(self, graph: FlowGraph) -> None:

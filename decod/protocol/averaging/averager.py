@@ -34,7 +34,7 @@ from decod.ids import AveragingId, NodeId, TensorId
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.compute_queue import ComputeQueue, TensorStore
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, EffectSink, SendTensor, listed
+from decod.protocol.core.effects import Effect, EffectSink, SendTensor
 from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.fingerprints import add_digests
 from decod.protocol.core.jobs import AverageKind, Gather, Job, Reduce, Squared
@@ -290,7 +290,7 @@ class Averager:
             for part in phase.own.values():
                 tensors += part.tensors.values()
                 part.tensors.clear()
-        self._out.put(*self._port.tensors.release(*tensors))
+        self._port.tensors.release(*tensors)
 
     def close(self) -> None:
         """Nobody needs the average any longer."""
@@ -366,15 +366,14 @@ class Averager:
         if first and self._port.contribution is not None:
             inputs.insert(0, self._port.contribution)
         inputs = [self._port.tensors.retain(each) for each in inputs]
-        self._out.put(*self._port.compute.submit(job, self, inputs))
+        self._port.compute.submit(job, self, inputs)
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """This node's sum has been cut into parts, or one of its parts has been averaged."""
         if self.state is AveragingState.OVER:
-            self._out.put(*self._port.tensors.release(*(output.id for output in event.outputs)))
+            self._port.tensors.release(*(output.id for output in event.outputs))
             return
         match job, event.result:
             case Gather(), _:
@@ -384,7 +383,6 @@ class Averager:
             case _:
                 raise AssertionError(f"{job} ended with {event.result}")
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device has refused the sum or the parts."""
         if not isinstance(job, Gather) or self._total is not None:
@@ -403,7 +401,7 @@ class Averager:
         if self._withholds and own.num:
             first = self._phase * self.num_parts
             self.missed.update(range(first, first + self.num_parts))
-            self._out.put(*self._port.tensors.release(*outputs))
+            self._port.tensors.release(*outputs)
             outputs = ()
             own = Weight(0, 0)
         self._gathered = True
@@ -477,7 +475,7 @@ class Averager:
         )
         if own is None or unwanted:
             if tensor is not None:
-                self._out.put(*tensors.release(tensor.id))
+                tensors.release(tensor.id)
             return
         own.weights[sender] = Weight(message.num_microbatches, message.digest)
         if tensor is not None:
@@ -493,7 +491,7 @@ class Averager:
         expected = expected and self._phase <= message.phase < len(self._phases)
         over = self.state in (AveragingState.AVERAGED, AveragingState.OVER)
         if over or not expected or message.part in self._phases[message.phase].means:
-            self._out.put(*tensors.release(tensor.id))
+            tensors.release(tensor.id)
         else:
             self._keep(message, tensor.id)
 
@@ -537,7 +535,7 @@ class Averager:
         spec = self._averaging.spec
         lenient = self._total is None
         job = Reduce(part, self.num_parts, weights, self._phase, spec, lenient, kind=self._kind)
-        self._out.put(*self._port.compute.submit(job, self, inputs))
+        self._port.compute.submit(job, self, inputs)
 
     def _enough(self, own: _OwnPart) -> bool:
         """Whether a part waits for nobody any more."""

@@ -239,7 +239,7 @@ class Overlap:
         self._id = None
         self.missed = ()
         self.num_late = 0
-        self._out.put(*self._context.tensors.release(*parts))
+        self._context.tensors.release(*parts)
         if averager is not None:
             averager.close()
             averager.abandon()

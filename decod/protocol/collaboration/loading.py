@@ -139,7 +139,7 @@ class Loading:
         """An average has been committed meanwhile."""
         self._later.append(later)
         while len(self._later) > self._config.backlog_max:
-            self._out.put(*self._tensors.release(self._later.popleft().average.tensor))
+            self._tensors.release(self._later.popleft().average.tensor)
             if self.under_way and not self._is_outrun:
                 self._is_outrun = True
                 self._out.note("peer.outrun", rounds=self._config.backlog_max)
@@ -170,7 +170,7 @@ class Loading:
                 found.append(later)
                 height = later.after
             else:
-                self._out.put(*self._tensors.release(later.average.tensor))
+                self._tensors.release(later.average.tensor)
         self._later.clear()
         return found
 

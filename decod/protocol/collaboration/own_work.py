@@ -137,7 +137,7 @@ class OwnWork:
         tensor = self._tensors.add(event.tensor) if event.tensor is not None else None
         if event.request != self._asked:  # The state was replaced meanwhile, and all work with it.
             if tensor is not None:
-                self._out.put(*self._tensors.release(tensor))
+                self._tensors.release(tensor)
             return
         self._asked = None
         self._outstanding -= event.num_samples + event.num_dropped
@@ -153,7 +153,7 @@ class OwnWork:
         self.held = None
         assert held is not None
         self.num_applied += held.weight.num
-        self._out.put(*self._tensors.release(held.tensor))
+        self._tensors.release(held.tensor)
 
     def give_back(self) -> None:
         """A round went on without what is held."""
@@ -161,7 +161,8 @@ class OwnWork:
         self.held = None
         if held is not None:
             self._outstanding += held.weight.num
-            self._out.put(GiveBack(held.tensor), *self._tensors.release(held.tensor))
+            self._out.put(GiveBack(held.tensor))
+            self._tensors.release(held.tensor)
 
     def step_alone(self, round_number: int) -> None:
         """Have the loop step from all that is outstanding."""
@@ -190,7 +191,7 @@ class OwnWork:
         """The loop's state is replaced: what it has done since counts nowhere."""
         self.num_dropped += self.num_outstanding
         if self.held is not None:
-            self._out.put(*self._tensors.release(self.held.tensor))
+            self._tensors.release(self.held.tensor)
         self._outstanding = 0
         self.held = None
         self._asked = None

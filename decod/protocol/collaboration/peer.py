@@ -110,7 +110,7 @@ class PeerMachine:
         self.node_id = node_id
         self._config = config
         self._out = PeerSink()
-        self.tensors = TensorStore()
+        self.tensors = TensorStore(self._out)
         self.compute = ComputeQueue(self.tensors, self._out)
         self.past = Past(height, has_state=has_state)
         self._has_begun = has_state
@@ -232,7 +232,7 @@ class PeerMachine:
                 if not self.compute.failed(now_s, event):
                     self._stop(StopReason.CRIPPLED, event.reason)
             case TensorSent(tensor=tensor):
-                self._out.put(*self.tensors.release(tensor))
+                self.tensors.release(tensor)
             case SendFailed():
                 self._send_failed(now_s, event)
             case PeerFound(node, address):
@@ -501,7 +501,7 @@ class PeerMachine:
         if event.fault is not Fault.NONE and isinstance(message, ReducePart | ReducedPart):
             self.rounds.send_again(node, message, event.tensor)
         elif event.tensor is not None:
-            self._out.put(*self.tensors.release(event.tensor))
+            self.tensors.release(event.tensor)
         if event.fault is Fault.NONE:
             return
         self.company.unreached(now_s, node)

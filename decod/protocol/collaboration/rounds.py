@@ -18,7 +18,7 @@ from decod.protocol.collaboration.groups import Groups
 from decod.protocol.collaboration.loading import LaterAverage, Loading, Past, after
 from decod.protocol.collaboration.loop import AnswerLoop, DeliverAverage, PeerSink
 from decod.protocol.collaboration.own_work import OwnWork
-from decod.protocol.core.effects import SendTensor, listed
+from decod.protocol.core.effects import SendTensor
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.jobs import AverageKind, Decode, Job, Proposed, Use
 from decod.protocol.core.messages import Message, ReducedPart, ReducePart
@@ -205,7 +205,7 @@ class RoundPart:
         while self._early:
             self._free(self._early.popleft())
         held = [each for each in (self.average, self._row_sum) if each is not None]
-        self._out.put(*tensors.release(*held))
+        tensors.release(*held)
         self.average = self._row_sum = None
         self.state = RoundState.FAILED
 
@@ -239,7 +239,7 @@ class RoundPart:
         else:
             job = Decode(self.round, between=self.state is RoundState.COLUMN)
             self.state = RoundState.DECODING
-        self._out.put(*self._port.compute.submit(job, self, averager.take()))
+        self._port.compute.submit(job, self, averager.take())
 
     def lacking(self, found: Weight) -> None:
         """The contributions that came are others than the coordinator has counted."""
@@ -252,7 +252,6 @@ class RoundPart:
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """The average is decoded: of the row, or of all."""
         assert isinstance(event.result, Proposed), event
@@ -262,7 +261,7 @@ class RoundPart:
             self._begin_column()
             return
         if self.state is not RoundState.DECODING:
-            self._out.put(*self._port.tensors.release(output.id))
+            self._port.tensors.release(output.id)
             return
         self.average = output.id
         self.average_hash = event.result.parameter_hash
@@ -271,10 +270,9 @@ class RoundPart:
             return
         self.state = RoundState.READY
         if self._row_sum is not None:
-            self._out.put(*self._port.tensors.release(self._row_sum))
+            self._port.tensors.release(self._row_sum)
             self._row_sum = None
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The means don't make an average."""
         self.averaging_failed(reason)
@@ -441,7 +439,7 @@ class Rounds:
                 self._out.put(SendTensor(to, message, tensor))
             return
         if tensor is not None:
-            self._out.put(*self._tensors.release(tensor))
+            self._tensors.release(tensor)
         if part is not None and runs and not part.committed:
             part.fail_for(to)
             self._told.discard(attempt_of(message.averaging))
@@ -468,7 +466,7 @@ class Rounds:
 
     def _free(self, event: Received) -> None:
         if event.tensor is not None:
-            self._out.put(*self._tensors.release(self._tensors.add(event.tensor)))
+            self._tensors.release(self._tensors.add(event.tensor))
 
     def give_up_uncommitted(self, *, but_ready: bool = False) -> None:
         """Attempts that are under way don't count any more.
@@ -489,7 +487,7 @@ class Rounds:
             del self._parts[averaging]
             self._told.discard(averaging)
         if running:
-            self._out.put(*self._compute.retract())
+            self._compute.retract()
 
     def resume(self) -> None:
         """The round begins anew, under another coordinator: the loop goes on meanwhile."""
@@ -559,7 +557,7 @@ class Rounds:
         num_peers = sum(weight > 0 for weight in begun.weights)
         total = part.total.num
         average = DeliverAverage(part.round, part.take(), own, total, num_peers)
-        self._out.put(*self._compute.submit(Use(part.num_in_row)))
+        self._compute.submit(Use(part.num_in_row))
         if own:
             self._own.count()
         else:
@@ -568,7 +566,7 @@ class Rounds:
         leaves = self._own.alone or self._loading.under_way
         if self._own.is_stuck and self.coordinator != self._node_id:
             # It falls behind, and loads the run's state once it steps again.
-            self._out.put(*self._tensors.release(average.tensor))
+            self._tensors.release(average.tensor)
         elif before == self._past.height and not leaves:
             self._past.advance(next_height, total)
             self._own.deliver(average)

@@ -27,7 +27,8 @@ from decod.run.protocol_config import ProtocolConfig
 class TensorStore:
     """Counts references; a tensor is freed when the last one is released."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: EffectSink[Effect]) -> None:
+        self._out = out
         self.size_bytes = 0
         self._references: dict[TensorId, int] = {}
         self._sizes: dict[TensorId, int] = {}
@@ -52,16 +53,14 @@ class TensorStore:
         self._references[tensor] += 1
         return tensor
 
-    def release(self, *tensors: TensorId) -> list[Effect]:
-        effects: list[Effect] = []
+    def release(self, *tensors: TensorId) -> None:
         for tensor in tensors:
             assert self._references.get(tensor, 0) > 0, f"{tensor} has been freed already"
             self._references[tensor] -= 1
             if self._references[tensor] == 0:
                 del self._references[tensor]
                 self.size_bytes -= self._sizes.pop(tensor)
-                effects.append(FreeTensor(tensor))
-        return effects
+                self._out.put(FreeTensor(tensor))
 
     def hand_over(self, tensor: TensorId) -> None:
         """Give a tensor to the driver for good; it must be this machine's alone."""
@@ -78,23 +77,23 @@ _DEPTH = 2
 class JobOwner(Protocol):
     """A machine that submits jobs."""
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A job of this machine has ended well. Its outputs belong to the machine."""
         ...
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
-        """A job of this machine was refused. None: the node can't go on without its result."""
+    def job_failed(self, now_s: float, job: Job, reason: str) -> bool | None:
+        """A job of this machine was refused. Returns True if the node can't go on without it."""
         ...
 
 
 class _Nobody:
     """Owns jobs whose results nobody needs, but which must not fail."""
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
-        return []
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
+        pass
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
-        return None
+    def job_failed(self, now_s: float, job: Job, reason: str) -> bool:  # noqa: ARG002
+        return True
 
 
 NOBODY: JobOwner = _Nobody()
@@ -163,9 +162,7 @@ class ComputeQueue:
             self._patience.begin(now_s, kind, num_bytes=num_bytes)
         return self._patience.is_late(now_s)
 
-    def submit(
-        self, job: Job, owner: JobOwner = NOBODY, inputs: Iterable[TensorId] = ()
-    ) -> list[Effect]:
+    def submit(self, job: Job, owner: JobOwner = NOBODY, inputs: Iterable[TensorId] = ()) -> None:
         """Queue a job; it takes over one reference to each input.
 
         Args:
@@ -176,15 +173,16 @@ class ComputeQueue:
         entry = _Given(job, owner, tuple(inputs))
         assert len({*entry.inputs}) == len(entry.inputs), f"{job} reads a tensor twice"
         if job.beside_device:
-            return [self._give(entry)]
-        self._waiting[job.turn].append(entry)
-        return self._fill()
+            self._give(entry)
+        else:
+            self._waiting[job.turn].append(entry)
+            self._fill()
 
     def finished(self, now_s: float, event: JobFinished) -> None:
         """A job has ended well: its owner gets the result, unless that no longer matters."""
         entry = self._taken(event)
         assert entry is not None, event
-        self._out.put(*self._tensors.release(*entry.inputs))
+        self._tensors.release(*entry.inputs)
         self.num_passes += isinstance(entry.job, Pass)
         if not entry.job.beside_device:
             self.computed_s += event.duration_s
@@ -194,10 +192,10 @@ class ComputeQueue:
         for output in event.outputs:
             self._tensors.add(output)
             if entry.stale:
-                self._out.put(*self._tensors.release(output.id))
-        self._out.put(*self._fill())
+                self._tensors.release(output.id)
+        self._fill()
         if not entry.stale:
-            self._out.put(*entry.owner.job_done(now_s, entry.job, event))
+            entry.owner.job_done(now_s, entry.job, event)
 
     def failed(self, now_s: float, event: JobFailed) -> bool:
         """A job was refused, or the compute process has ended.
@@ -205,20 +203,19 @@ class ComputeQueue:
         Returns whether the node can go on.
         """
         entry = self._taken(event)
-        given = self._fill()
-        if entry is None or entry.stale:
-            inputs = () if entry is None else entry.inputs
-            self._out.put(*self._tensors.release(*inputs), *given)
+        self._fill()
+        if entry is None:
             return not event.fatal
-        self.refused = entry.inputs
-        handled = None if event.fatal else entry.owner.job_failed(now_s, entry.job, event.reason)
-        self.refused = ()
+        is_vital = event.fatal
+        if not entry.stale:
+            told = "memory.exhausted" if event.out_of_memory else "job.failed"
+            self._out.note(told, job=entry.job.name, reason=event.reason)
+            self.refused = entry.inputs
+            is_vital = is_vital or bool(entry.owner.job_failed(now_s, entry.job, event.reason))
+            self.refused = ()
         # Not before: its owner may have kept them.
-        self._out.put(*self._tensors.release(*entry.inputs), *given)
-        told = "memory.exhausted" if event.out_of_memory else "job.failed"
-        self._out.note(told, job=entry.job.name, reason=event.reason)
-        self._out.put(*(handled or ()))
-        return handled is not None
+        self._tensors.release(*entry.inputs)
+        return not is_vital
 
     def _taken(self, event: JobFinished | JobFailed) -> _Given | None:
         """Return what was given. None: the process ended while idle."""
@@ -227,54 +224,54 @@ class ComputeQueue:
             entry.stale = entry.stale or self.over
         return entry
 
-    def abandon(self, job: Job) -> list[Effect]:
+    def abandon(self, job: Job) -> None:
         """Forget a job that was submitted, this very one: if it waits, it is not run any more."""
-        return self._forget(lambda entry: entry.job is job)
+        self._forget(lambda entry: entry.job is job)
 
-    def withdraw(self, job: Job) -> list[Effect] | None:
-        """Take back a job that waits, this very one. None: it has been given to the device."""
+    def withdraw(self, job: Job) -> bool:
+        """Take back a job that waits, this very one.
+
+        Returns False if it has been given to the device already.
+        """
         for entry in self._waiting[job.turn]:
             if entry.job is job:
                 self._waiting[job.turn].remove(entry)
-                return self._tensors.release(*entry.inputs)
-        return None
+                self._tensors.release(*entry.inputs)
+                return True
+        return False
 
-    def reset(self) -> list[Effect]:
+    def reset(self) -> None:
         """Abandon the iteration: forget what waits, make stale what runs, then clear the device."""
-        effects = self._forget(lambda entry: entry.job.scope is not JobScope.STATE)
-        return effects + self.submit(Reset())
+        self._forget(lambda entry: entry.job.scope is not JobScope.STATE)
+        self.submit(Reset())
 
-    def retract(self) -> list[Effect]:
+    def retract(self) -> None:
         """Abandon the reduction, but not the sum: the roster has changed."""
-        effects = self._forget(lambda entry: entry.job.scope is JobScope.AVERAGING)
-        return effects + self.submit(Retract())
+        self._forget(lambda entry: entry.job.scope is JobScope.AVERAGING)
+        self.submit(Retract())
 
-    def _forget(self, over: Callable[[_Given], bool]) -> list[Effect]:
+    def _forget(self, over: Callable[[_Given], bool]) -> None:
         """Forget jobs that wait, and make stale those that run."""
-        effects: list[Effect] = []
         for turn, queue in self._waiting.items():
             for entry in queue:
                 if over(entry):
-                    effects += self._tensors.release(*entry.inputs)
+                    self._tensors.release(*entry.inputs)
             self._waiting[turn] = deque(entry for entry in queue if not over(entry))
         for entry in self._given.values():
             entry.stale = entry.stale or over(entry)
-        return effects
 
-    def _fill(self) -> list[Effect]:
-        effects: list[Effect] = []
+    def _fill(self) -> None:
         while self._num_on_device < _DEPTH:
             queue = next((queue for queue in self._waiting.values() if queue), None)
             if queue is None:
                 break
-            effects.append(self._give(queue.popleft()))
-        return effects
+            self._give(queue.popleft())
 
-    def _give(self, entry: _Given) -> Effect:
+    def _give(self, entry: _Given) -> None:
         job_id = JobId(self._next_id)
         self._next_id += 1
         self._given[job_id] = entry
-        return StartJob(job_id, entry.job, entry.inputs)
+        self._out.put(StartJob(job_id, entry.job, entry.inputs))
 
 
 def _kind_of(job: Job) -> str:

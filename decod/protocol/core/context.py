@@ -157,14 +157,15 @@ class Context:
     """States on this host's disk: stage index and iteration, and the hash of the parameters."""
     proofs: Proofs = NO_PROOFS
     """How others prove what they have sent, where work is audited."""
-    tensors: TensorStore = field(default_factory=TensorStore)
     out: EffectSink[Effect] = field(default_factory=EffectSink)
     """Where the node's machines say what they want done. `NodeMachine` hands it on."""
+    tensors: TensorStore = field(init=False)
     compute: ComputeQueue = field(init=False)
     detours: Detours = field(init=False)
 
     def __post_init__(self) -> None:
         self.view = self.opening.view
+        self.tensors = TensorStore(self.out)
         self.compute = ComputeQueue(self.tensors, self.out, self.run.protocol)
         self.detours = Detours(self.links)
 

@@ -1,10 +1,9 @@
 """What a machine wants done. The drivers carry these out, in order; none of them answers."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from functools import wraps
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Generic, TypeVar
 
 from decod.ids import JobId, NodeId, TensorId
 from decod.protocol.core.bans import BanList
@@ -317,23 +316,3 @@ class EffectSink(Generic[_Wanted]):
         said = self._said
         self._said = []
         return said
-
-
-_Said = ParamSpec("_Said")
-
-
-def listed(
-    method: Callable[Concatenate[Any, _Said], None],
-) -> Callable[Concatenate[Any, _Said], list[Effect]]:
-    """Have a machine's method return what it says, for a caller that has a list of its own."""
-
-    @wraps(method)
-    def returned(self: Any, /, *args: _Said.args, **kwargs: _Said.kwargs) -> list[Effect]:
-        out: EffectSink[Effect] = self._out
-        before = out.taken()
-        method(self, *args, **kwargs)
-        said = out.taken()
-        out.put(*before)
-        return said
-
-    return returned

@@ -17,7 +17,7 @@ from dataclasses import replace
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context, Identity
-from decod.protocol.core.effects import FetchState, Stop, StopReason, listed
+from decod.protocol.core.effects import FetchState, Stop, StopReason
 from decod.protocol.core.events import (
     JobFinished,
     LeaderFound,
@@ -147,7 +147,7 @@ class Joining:
         else:
             context.tensors.add(event.tensor)
             load = Load(event.iteration, event.manifest)
-            self._out.put(*context.compute.submit(load, self, [event.tensor.id]))
+            context.compute.submit(load, self, [event.tensor.id])
 
     def exchanged(self, now_s: float, received: Received, replay_source: ReplaySource) -> None:
         """A candidate follows this member, or the member that this node follows says something."""
@@ -251,9 +251,8 @@ class Joining:
         self._context.why = message.reason
         self._out.note("stage.assigned", stage=message.stage_index, reason=message.reason)
         self.replay.built()
-        self._out.put(*self._context.compute.submit(Build(message.stage_index), self))
+        self._context.compute.submit(Build(message.stage_index), self)
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A stage has been built, or loaded with what the run starts from."""
         result = event.result
@@ -263,8 +262,9 @@ class Joining:
         if not isinstance(job, Build) or job.stage_index == self._assigned.stage_index:
             self.built(now_s, result, initial=isinstance(job, Load))
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> None:
+    def job_failed(self, now_s: float, job: Job, reason: str) -> bool:  # noqa: ARG002
         """Without a stage this node can't take part."""
+        return True
 
     def replay_failed(self, now_s: float, reason: str) -> None:
         """A step of the stage that this candidate follows could not be taken here."""

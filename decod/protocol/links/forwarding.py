@@ -65,7 +65,7 @@ class Outbox:
             assert not self._waiting or self._waiting[-1][0] <= due_s, "the first is due first"
             self._waiting.append((due_s, self._context.view.term, again))
         elif event.tensor is not None:
-            self._out.put(*self._context.tensors.release(event.tensor))
+            self._context.tensors.release(event.tensor)
 
     def overdue(self, now_s: float) -> None:
         if not self._waiting or self._waiting[0][0] > now_s:
@@ -77,7 +77,7 @@ class Outbox:
             if same_term and self._current(effect.to, effect.message):
                 self._out.put(effect)
             elif isinstance(effect, SendTensor):
-                self._out.put(*self._context.tensors.release(effect.tensor))
+                self._context.tensors.release(effect.tensor)
 
     def _current(self, receiver: NodeId, message: Message) -> bool:
         """Whether a message would still mean something to its receiver."""
@@ -304,7 +304,7 @@ class Forwarding:
         if way is not None and way.origin != self._context.node_id:
             if tensor is not None:
                 self._passing.pop((event.to, tensor), None)
-                self._out.put(*self._context.tensors.release(tensor))
+                self._context.tensors.release(tensor)
             self._out.send(way.origin, Passed(way.ticket, arrived=False))
             return None
         if way is not None:
@@ -312,7 +312,7 @@ class Forwarding:
             self._fails(way.goal, event.to)
             entry = self._open.pop(way.ticket, None)
             if tensor is not None:
-                self._out.put(*self._context.tensors.release(tensor))
+                self._context.tensors.release(tensor)
             if entry is not None:
                 self._out.put(entry.sending)
             return None
@@ -320,7 +320,7 @@ class Forwarding:
             self._direct.pop(key, None)
             if key in self._again:
                 self._again.discard(key)
-                self._out.put(*self._context.tensors.release(key[1]))
+                self._context.tensors.release(key[1])
                 return None
         return event
 
@@ -359,7 +359,7 @@ class Forwarding:
     def _forget(self, ticket: int) -> None:
         sending = self._open.pop(ticket).sending
         if isinstance(sending, SendTensor):
-            self._out.put(*self._context.tensors.release(sending.tensor))
+            self._context.tensors.release(sending.tensor)
 
     # --- passing on ---------------------------------------------------------------------------
 

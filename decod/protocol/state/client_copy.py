@@ -16,7 +16,7 @@ for different pieces, since it can then do without any one of them.
 from typing_extensions import override
 
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import FetchState, listed
+from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import (
     JobFinished,
     StateFetched,
@@ -60,7 +60,7 @@ class ClientState(StageState):
             self._load(held)
             return
         if held is not None:
-            self._out.put(*self._context.tensors.release(held.tensor.id))
+            self._context.tensors.release(held.tensor.id)
         self._asked = self._asked_for == iteration
         if not self._asked:
             self._ask(iteration, parameter_hash)
@@ -80,7 +80,7 @@ class ClientState(StageState):
     def forget(self) -> None:
         """The run goes back, or is over: nothing that was fetched means anything."""
         if self._next is not None:
-            self._out.put(*self._context.tensors.release(self._next.tensor.id))
+            self._context.tensors.release(self._next.tensor.id)
         self._next = None
         self.loaded = False
         self._job = None
@@ -121,10 +121,9 @@ class ClientState(StageState):
         elif event.iteration == self.iteration + 1 and self._next is None:
             self._next = event
         else:
-            self._out.put(*self._context.tensors.release(event.tensor.id))
+            self._context.tensors.release(event.tensor.id)
 
     @override
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """Parameters have been loaded: the right ones, if they hash to what was voted on."""
         if job is not self._job or self.loaded:
@@ -133,7 +132,7 @@ class ClientState(StageState):
         if self._comparable and self._wanted_hash not in ("", event.result.parameter_hash):
             self.load_failed("its parameters are not those that were committed")
         else:
-            self._out.put(*super().job_done(now_s, job, event))
+            super().job_done(now_s, job, event)
 
     @override
     def fetch_failed(self, event: StateFetchFailed) -> None:

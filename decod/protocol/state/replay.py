@@ -25,7 +25,7 @@ from typing import Protocol
 from decod.ids import AveragingId, Iteration, NodeId, TensorId
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FetchState, UseMembers, listed
+from decod.protocol.core.effects import FetchState, UseMembers
 from decod.protocol.core.events import JobFinished, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import Built, CommitStep, Job, Load, Propose, Proposed, Retract
 from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
@@ -233,7 +233,7 @@ class Backlog:
         return average
 
     def drop(self, iteration: int) -> None:
-        self._out.put(*self._tensors.release(*self.take(iteration).parts.values()))
+        self._tensors.release(*self.take(iteration).parts.values())
 
     def keep_behind(self, base: Iteration) -> None:
         """Drop the averages whose steps are not taken from a state."""
@@ -384,7 +384,7 @@ class Replay:
     def end(self) -> None:
         """Let go of everything. What a job still gives is not taken."""
         if self._job is not None:
-            self._out.put(*self._context.compute.abandon(self._job))
+            self._context.compute.abandon(self._job)
         self._choice.followed = None
         self._base = self._state_at = self._step = self._proposed = None
         self._job = self._target = self.deadline_s = None
@@ -435,7 +435,7 @@ class Replay:
         stale = step is not None and message.averaging <= step.averaging
         wanted = sender == self._choice.followed and not stale
         if not (wanted and self._backlog.put(message, tensor, self._state_at or self._base)):
-            self._out.put(*tensors.release(*unused))
+            tensors.release(*unused)
             return
         self._choice.heard_s = now_s
         size_bytes = self._backlog.size_bytes
@@ -457,14 +457,13 @@ class Replay:
         self._context.tensors.add(event.tensor)
         self._job = job = Load(event.iteration, event.manifest)
         self.pristine = False
-        self._out.put(*self._context.compute.submit(job, self, [event.tensor.id]))
+        self._context.compute.submit(job, self, [event.tensor.id])
 
     def fetch_failed(self, now_s: float, event: StateFetchFailed) -> None:
         self.restart(now_s, event.reason)
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """The state has been loaded, or a step proposed."""
         if job is not self._job:
@@ -481,13 +480,12 @@ class Replay:
         self._advance(now_s)
         self.user.progressed(now_s)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:
-        """One of these was refused."""
-        return self._refused(now_s, reason) if job is self._job else None
-
-    @listed
-    def _refused(self, now_s: float, reason: str) -> None:
+    def job_failed(self, now_s: float, job: Job, reason: str) -> bool:
+        """One of these was refused. Without another the node can't go on."""
+        if job is not self._job:
+            return True
         self.user.replay_failed(now_s, reason)
+        return False
 
     def _advance(self, now_s: float) -> None:
         """Take the steps that can be taken: one job at a time."""
@@ -531,7 +529,7 @@ class Replay:
             step.spec,
             step.ahead_spec,
         )
-        self._out.put(*self._context.compute.submit(job, self, inputs))
+        self._context.compute.submit(job, self, inputs)
 
     def _final(self, step: ReceivedAverage) -> bool | None:
         """Whether a proposed step is final; None: nobody can tell yet."""
@@ -567,7 +565,7 @@ class Replay:
             self._state_at = step.iteration
             self._hash = self._proposed
         self._step = self._proposed = None
-        self._out.put(*self._context.compute.submit(job))
+        self._context.compute.submit(job)
 
     # --- entering -----------------------------------------------------------------------------
 
@@ -594,9 +592,9 @@ class Replay:
         step = self._step
         if step is not None and not self._target.may_include(step):
             if self._job is not None:
-                self._out.put(*self._context.compute.abandon(self._job))
+                self._context.compute.abandon(self._job)
             # Behind the proposal in the device's queue, if that is still under way.
-            self._out.put(*self._context.compute.submit(Retract()))
+            self._context.compute.submit(Retract())
             self._step = self._proposed = self._job = None
         self._advance(now_s)
         if self.arrived:

@@ -237,7 +237,7 @@ class ReplaySource:
             self._out.put(SendTensor(event.to, event.message, tensor))
             return
         if tensor is not None:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
         message = event.message
         if follower is not None:
             self._leave(event.to, event.reason[:200])

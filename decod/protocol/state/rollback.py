@@ -12,7 +12,7 @@ import hashlib
 
 from decod.ids import NodeId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, FetchState, KeepState, MirrorState, ReadKept, listed
+from decod.protocol.core.effects import FetchState, KeepState, MirrorState, ReadKept
 from decod.protocol.core.era import KEPT_MAX, Kept, Mark, Origin, Source
 from decod.protocol.core.events import (
     JobFinished,
@@ -70,7 +70,7 @@ class Mirrors:
         job = Snapshot(with_optimizer=True)
         stage = context.member.stage_index
         self._copying.append((job, Kept(stage, mark.iteration, mark.hash_of(stage))))
-        self._out.put(*context.compute.submit(job, self))
+        context.compute.submit(job, self)
 
     def _mirror(self, mark: Mark) -> None:
         context = self._context
@@ -94,7 +94,6 @@ class Mirrors:
         self._copying.remove(found)
         return found[1]
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """A copy is there: have it written."""
         assert isinstance(event.result, SnapshotTaken)
@@ -104,13 +103,12 @@ class Mirrors:
         output = event.outputs[0]
         here = (self._context.member.stage_index, result.iteration)
         if here != (wanted.stage_index, wanted.iteration):
-            self._out.put(*tensors.release(output.id))
+            tensors.release(output.id)
             return
         tensors.hand_over(output.id)
         keep = KeepState(wanted.iteration, wanted.parameter_hash, result.manifest, output.id)
         self._out.put(keep)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device could not make a copy: this one is left out."""
         wanted = self._take(job)
@@ -273,7 +271,7 @@ class Rollback:
     def end(self) -> None:
         """Wait for nothing any more, and let go of what has arrived."""
         tensors = [event.tensor.id for event in self._arrived.values()]
-        self._out.put(*self._context.tensors.release(*tensors))
+        self._context.tensors.release(*tensors)
         self._arrived.clear()
         self._opening = self._job = None
         self._awaited.clear()
@@ -281,7 +279,7 @@ class Rollback:
     def _submit(self, job: Job) -> None:
         self._job = job
         inputs = [self._arrived.pop(stage).tensor.id for stage in self._awaited if self._arrived]
-        self._out.put(*self._context.compute.submit(job, self, inputs))
+        self._context.compute.submit(job, self, inputs)
 
     # --- fetching -----------------------------------------------------------------------------
 
@@ -343,7 +341,7 @@ class Rollback:
         tensors = self._context.tensors
         tensors.add(event.tensor)
         if event.stage_index in self._arrived:
-            self._out.put(*tensors.release(event.tensor.id))
+            tensors.release(event.tensor.id)
             return
         self._arrived[event.stage_index] = event
         if len(self._arrived) < len(self._awaited):
@@ -377,7 +375,6 @@ class Rollback:
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A stage was built, or what came has been loaded."""
         if job is not self._job:
@@ -398,11 +395,13 @@ class Rollback:
         self.end()
         self._is_here(now_s)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect] | None:  # noqa: ARG002
-        """What came could not be loaded. None: not even a stage can be built here."""
+    def job_failed(self, now_s: float, job: Job, reason: str) -> bool:  # noqa: ARG002
+        """What came could not be loaded. If not even a stage can be built, the node can't go on."""
         if isinstance(job, Build):
-            return None
-        return listed(Rollback.load_failed)(self, reason) if job is self._job else []
+            return True
+        if job is self._job:
+            self.load_failed(reason)
+        return False
 
     def load_failed(self, reason: str) -> None:
         """What came could not be loaded: others are asked first now."""

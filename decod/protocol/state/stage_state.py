@@ -21,7 +21,6 @@ from decod.protocol.core.effects import (
     ServeState,
     Stop,
     StopReason,
-    listed,
 )
 from decod.protocol.core.events import (
     JobFinished,
@@ -177,14 +176,13 @@ class StageState:
         if self._wants(event):
             self._load(event)
         else:
-            self._out.put(*self._context.tensors.release(event.tensor.id))
+            self._context.tensors.release(event.tensor.id)
 
     def _load(self, event: StateFetched) -> None:
         self._asked = False
         self._job = job = Load(event.iteration, event.manifest)
-        self._out.put(*self._context.compute.submit(job, self, [event.tensor.id]))
+        self._context.compute.submit(job, self, [event.tensor.id])
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A state has been loaded, or copied."""
         match event.result:
@@ -195,7 +193,6 @@ class StageState:
                 self.moved_on = False
                 self._is_here(now_s)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """A state could not be loaded, or not copied."""
         if isinstance(job, Snapshot):
@@ -229,7 +226,7 @@ class StageState:
         self.moved_on = False
         context = self._context
         if context.run.sync.steps_locally:
-            self._out.put(*context.compute.submit(ReturnToAnchor()))
+            context.compute.submit(ReturnToAnchor())
 
     def fetch_failed(self, event: StateFetchFailed) -> None:
         if self._wants(event):
@@ -344,7 +341,7 @@ class StageState:
                 return
         job = Snapshot(event.with_optimizer, ahead=self._knows_ahead(event))
         self._copying.append((job, [event]))
-        self._out.put(*self._context.compute.submit(job, self))
+        self._context.compute.submit(job, self)
 
     def _knows_ahead(self, event: StateRequested) -> bool:
         """Whether somebody wants parameters that are known before their iteration is committed."""
@@ -361,7 +358,7 @@ class StageState:
         batch = self._take(job)
         if result.iteration != batch[0].iteration:
             self._refuse(batch, "the state has moved on")
-            self._out.put(*self._context.tensors.release(output.id))
+            self._context.tensors.release(output.id)
         else:
             self._context.tensors.hand_over(output.id)
             request_ids = tuple(request.request_id for request in batch)

@@ -23,7 +23,7 @@ from typing_extensions import override
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Averager
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import FetchState, listed
+from decod.protocol.core.effects import FetchState
 from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.fingerprints import (
     ERROR_MAX,
@@ -374,7 +374,7 @@ class Auditor:
         self._num_averaged = averager.found.num
         if self._leads and mean is not None:
             job = SketchPart(part, averager.num_parts, self.case.seed, is_mean=True)
-            self._out.put(*context.compute.submit(job, self, [context.tensors.retain(mean)]))
+            context.compute.submit(job, self, [context.tensors.retain(mean)])
 
     def close(self) -> None:
         """The leader's patience is over: what the relay has not said yet counts against it."""
@@ -392,7 +392,7 @@ class Auditor:
 
     def _released(self, told: Collection[Told], but: Collection[Tensor] = ()) -> None:
         tensors = [each.tensor for each in told if each.tensor not in (None, *but)]
-        self._out.put(*self._context.tensors.release(*(tensor.id for tensor in tensors if tensor)))
+        self._context.tensors.release(*(tensor.id for tensor in tensors if tensor))
 
     # --- what others tell ---------------------------------------------------------------------
 
@@ -415,7 +415,7 @@ class Auditor:
         key = (message.microbatch, message.is_gradient, sender)
         if self._over or key in self._seen or not self._has_room(sender, message):
             if tensor is not None:
-                self._out.put(*self._context.tensors.release(tensor.id))
+                self._context.tensors.release(tensor.id)
             return
         self._seen.add(key)
         told = self._told.setdefault(message.microbatch, {})
@@ -486,9 +486,8 @@ class Auditor:
         made = (evidence.activation is not None, evidence.gradient is not None)
         job = ReplayPasses(microbatch, *made, len(self._roster), self.case.seed, self.beside)
         inputs = [tensor.id for tensor in evidence.tensors]
-        self._out.put(*self._context.compute.submit(job, self, inputs))
+        self._context.compute.submit(job, self, inputs)
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """Passes were replayed, or a mean was sketched."""
         result = event.result
@@ -506,7 +505,6 @@ class Auditor:
             findings = (Finding(AuditedWork.PASSES, error),) if wrong else ()
             self._tell(job.microbatch, findings=findings, sketches=result.sketches)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device can't work with what others have told."""
         if isinstance(job, SketchPart):
@@ -679,7 +677,7 @@ class StageJudge(Auditor):
         self._asked = False
         tensor = context.tensors.add(event.tensor)
         of = (event.stage_index, event.iteration, event.manifest, context.run.rounded)
-        self._out.put(*context.compute.submit(StandIn(*of), self, [tensor]))
+        context.compute.submit(StandIn(*of), self, [tensor])
 
     def give_up(self, reason: str) -> None:
         """Tell the leader that this node can't judge."""
@@ -687,10 +685,9 @@ class StageJudge(Auditor):
         self._end(failure=reason)
 
     @override
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         if not isinstance(job, StandIn):
-            self._out.put(*super().job_done(now_s, job, event))
+            super().job_done(now_s, job, event)
             return
         assert isinstance(event.result, Built), event
         self._stands = True
@@ -698,12 +695,11 @@ class StageJudge(Auditor):
             self._replay(each)
 
     @override
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         if isinstance(job, StandIn):
             self._end(failure=reason)
         else:
-            self._out.put(*super().job_failed(now_s, job, reason))
+            super().job_failed(now_s, job, reason)
 
     @property
     @override

@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import listed
 from decod.protocol.core.events import JobFinished, Tensor, earliest
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages import (
@@ -276,9 +275,8 @@ class DataMicrobatches(Microbatches):
         """Start the waiting microbatches that find a flow."""
         for held in self._waiting.start(self.held.values()):
             self.held[held.microbatch] = held
-            self._out.put(*self._context.compute.submit(Embed(held.microbatch), self))
+            self._context.compute.submit(Embed(held.microbatch), self)
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A pass has been computed."""
         self._context.links.computed(job, event.duration_s)
@@ -309,16 +307,16 @@ class DataMicrobatches(Microbatches):
         ours = held is not None and held.flow_id == message.flow_id
         if held is None or not ours or sender != held.upstream:
             deny = Deny(context.iteration, message.microbatch, message.flow_id, "no such flow here")
-            self._out.put(*context.tensors.release(tensor.id))
+            context.tensors.release(tensor.id)
             self._out.send(sender, deny)
         elif held.phase not in (Phase.SENT, Phase.AWAITING):
-            self._out.put(*context.tensors.release(tensor.id))
+            context.tensors.release(tensor.id)
             self._out.send(sender, Complete(context.iteration, message.microbatch, 0.0))
         else:
             held.phase = Phase.HEAD
             held.complete_by_s = None
             held.proofs[False] = message.proof
-            self._out.put(*context.compute.submit(Head(message.microbatch), self, [tensor.id]))
+            context.compute.submit(Head(message.microbatch), self, [tensor.id])
 
     def headed(
         self, microbatch: MicrobatchId, loss: Loss, output: TensorId, duration_s: float
@@ -349,11 +347,11 @@ class DataMicrobatches(Microbatches):
         sender = origin_of(message, sender, context.node_id, context.view)
         awaited = held is not None and held.phase is Phase.AWAITING_GRADIENT
         if held is None or not awaited or sender != held.downstream:
-            self._out.put(*context.tensors.release(tensor.id))
+            context.tensors.release(tensor.id)
             return
         held.phase = Phase.RETURNING
         held.proofs[True] = message.proof
-        self._out.put(*context.compute.submit(EmbedBackward(message.microbatch), self, [tensor.id]))
+        context.compute.submit(EmbedBackward(message.microbatch), self, [tensor.id])
         self._report()
 
     def returned(self, microbatch: MicrobatchId) -> None:
@@ -379,7 +377,6 @@ class DataMicrobatches(Microbatches):
         else:
             self._fail_iteration(held, message.reason)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """This node's device refused the microbatch."""
         assert isinstance(job, (Embed, Head, EmbedBackward))
@@ -412,7 +409,7 @@ class DataMicrobatches(Microbatches):
         del self.held[held.microbatch]
         self._waiting.queue.appendleft(held.microbatch)
         self._sent.release(held)
-        self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
+        self._context.compute.submit(Drop(held.microbatch))
         self.inject()
 
     def _put_off_now(self, held: HeldMicrobatch, reason: str) -> None:
@@ -422,7 +419,7 @@ class DataMicrobatches(Microbatches):
             self.share.put_off.update(self._waiting.give_up())
         self._out.note("microbatch.deferred", microbatch=str(held.microbatch), reason=reason)
         self._sent.release(held)
-        self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
+        self._context.compute.submit(Drop(held.microbatch))
         self.inject()
         self._report()
 

@@ -25,7 +25,7 @@ from enum import Enum
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.detours import Detour
-from decod.protocol.core.effects import Effect, Send, SendTensor, noted
+from decod.protocol.core.effects import SendTensor
 from decod.protocol.core.events import JobFinished, Received, SendFailed, earliest
 from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED, Inspect, Job
 from decod.protocol.core.messages import (
@@ -291,7 +291,7 @@ class SentTensors:
         kept = [tensor for tensor in all_three if tensor is not None]
         self._size_bytes -= sum(map(self._context.tensors.size_of, kept))
         held.entry = held.forward = held.backward = None
-        self._out.put(*self._context.tensors.release(*kept))
+        self._context.tensors.release(*kept)
 
     def _activation(self, held: HeldMicrobatch) -> ForwardActivation:
         return ForwardActivation(
@@ -502,12 +502,12 @@ class Complaints:
         signed = signer is not None and digest_in(message.proof) == tensor.digest
         leads = context.node_id == context.view.leader
         if signer is None or not signed or not leads or received.sender in self._heard:
-            self._out.put(*context.tensors.release(shown))
+            context.tensors.release(shown)
         else:
             self._heard.add(received.sender)
             looks = Inspect(message.microbatch, message.is_gradient)
             complaint = _Complaint(context, received.sender, signer)
-            self._out.put(*context.compute.submit(looks, complaint, [shown]))
+            context.compute.submit(looks, complaint, [shown])
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,8 +518,8 @@ class _Complaint:
     by: NodeId
     signer: NodeId
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
-        return [noted("complaint.unfounded", peer=self.by, of=self.signer)]
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
+        self.context.out.note("complaint.unfounded", peer=self.by, of=self.signer)
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
-        return [Send(self.context.node_id, Suspect(self.signer, NOT_FINITE))]
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
+        self.context.out.send(self.context.node_id, Suspect(self.signer, NOT_FINITE))

@@ -14,7 +14,7 @@ from decod.ids import NodeId
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.core import jobs, messages
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import CountWork, Effect
+from decod.protocol.core.effects import CountWork
 from decod.protocol.core.events import (
     DeadlinePassed,
     JobFinished,
@@ -133,19 +133,17 @@ class Idleness:
         early = now_s < self._again_s and not quicker
         if relay and self._num_idle >= _IDLE_ITERATIONS and not early:
             self._num_idle = 0
-            self._context.out.put(*self._context.compute.submit(Measure(), self))
+            self._context.compute.submit(Measure(), self)
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """The device has been timed."""
         if isinstance(event.result, Measured):
             self._again_s = now_s + _PAUSE_RATIO * event.duration_s
             self._step_then_s = self._context.compute.step_s
             self._context.links.measured_anew(event.result)
-        return []
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         """The device is timed another time."""
-        return []
 
 
 _BUILDING = messages.FlowCost | messages.RequestFlow | messages.FlowAnswer | messages.Withdraw
@@ -301,9 +299,9 @@ class Pipeline:
                 self.overlap.stepped(own, opening.committed.number)
             self._policy.closed(folded, averaged)
             self.copy.stage.parameter_hash = step.vote.proposal
-            self._out.put(*self._context.compute.submit(jobs.CommitStep(opening.committed.number)))
+            self._context.compute.submit(jobs.CommitStep(opening.committed.number))
         elif step is not None:
-            self._out.put(*self._context.compute.reset())
+            self._context.compute.reset()
         self.microbatches.reset()
         if decision.ended:
             if self.overlap is not None:
@@ -383,7 +381,7 @@ class Pipeline:
         context = self._context
         self._abandon_step()
         if self.facts.aggregating:
-            self._out.put(*context.compute.retract())
+            context.compute.retract()
         self.copy.arrival.fetch_instead()
         self._begin_step()
         if self.overlap is not None:

@@ -21,7 +21,6 @@ from typing_extensions import override
 
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import listed
 from decod.protocol.core.events import JobFinished, Tensor
 from decod.protocol.core.jobs import Backward, Drop, Forward, Job
 from decod.protocol.core.messages import (
@@ -82,11 +81,11 @@ class RelayMicrobatches(Microbatches):
 
     def reset(self) -> None:
         """Forget the iteration, and what was kept for it."""
-        self._out.put(*self._context.tensors.release(*(tensor for _, tensor in self._queue)))
+        self._context.tensors.release(*(tensor for _, tensor in self._queue))
         early = [tensor for senders in self._early.values() for tensor, _ in senders.values()]
-        self._out.put(*self._context.tensors.release(*early))
-        self._out.put(*self._context.tensors.release(*(tensor for _, tensor in self._returns)))
-        self._out.put(*self._context.tensors.release(*self._repeating.values()))
+        self._context.tensors.release(*early)
+        self._context.tensors.release(*(tensor for _, tensor in self._returns))
+        self._context.tensors.release(*self._repeating.values())
         for held in (*self.held.values(), *self.done.values()):
             self._sent.release(held)
         for record in (self.held, self.done, self._early, self._repeating, self._routes):
@@ -112,14 +111,14 @@ class RelayMicrobatches(Microbatches):
         sender = origin_of(message, sender, context.node_id, context.view)
         known = self.held.get(microbatch) or self.done.get(microbatch)
         if known is not None:
-            self._out.put(*context.tensors.release(tensor.id))
+            context.tensors.release(tensor.id)
             if known.passed_on:
                 self._out.send(sender, Complete(context.iteration, microbatch, 0.0))
             return
         held = self._record(message)
         if held is None or not self._expected(sender, message, held):
             deny = Deny(context.iteration, microbatch, message.flow_id, "no such flow here")
-            self._out.put(*context.tensors.release(tensor.id))
+            context.tensors.release(tensor.id)
             self._out.send(sender, deny)
             return
         held.phase = Phase.QUEUED
@@ -170,7 +169,7 @@ class RelayMicrobatches(Microbatches):
                 held, entry = self._queue.popleft()
                 held.phase = Phase.COMPUTING
                 self._sent.keep_entry(held, entry)
-            self._out.put(*self._context.compute.submit(Forward(held.microbatch), self, [entry]))
+            self._context.compute.submit(Forward(held.microbatch), self, [entry])
 
     def _has_room(self) -> bool:
         here = sum(h.phase is not Phase.QUEUED and not h.shed for h in self.held.values())
@@ -191,11 +190,10 @@ class RelayMicrobatches(Microbatches):
                 if links.transfer_s(held.downstream) <= links.compute_s:
                     return False
                 held.shed = True
-                self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
+                self._context.compute.submit(Drop(held.microbatch))
                 return True
         return False
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A pass has been computed."""
         self._context.links.computed(job, event.duration_s)
@@ -217,12 +215,12 @@ class RelayMicrobatches(Microbatches):
         held = self.held.get(microbatch)
         if held is None:
             # It was refused while it was computed: nobody waits for the output.
-            self._out.put(*context.tensors.release(output))
+            context.tensors.release(output)
             self.admit()
             return
         if (gradient := self._repeating.pop(microbatch, None)) is not None:
-            self._out.put(*context.tensors.release(output))
-            self._out.put(*context.compute.submit(Backward(microbatch), self, [gradient]))
+            context.tensors.release(output)
+            context.compute.submit(Backward(microbatch), self, [gradient])
             return
         sender, early, unused = self._take_early(held)
         if early is None:
@@ -236,7 +234,7 @@ class RelayMicrobatches(Microbatches):
             # do its part again.
             self._sent.send_forward(held, output)
         self._out.send(held.upstream, Complete(context.iteration, microbatch, duration_s))
-        self._out.put(*context.tensors.release(*unused))
+        context.tensors.release(*unused)
         if early is None:
             self.admit()
         else:
@@ -283,7 +281,7 @@ class RelayMicrobatches(Microbatches):
         if held is not None:
             over |= held.phase is Phase.RETURNING or sender != held.downstream
         if over or not self._is_of(sender, 1):
-            self._out.put(*context.tensors.release(tensor.id))
+            context.tensors.release(tensor.id)
             return
         if held is None or not held.passed_on:
             self._early.setdefault(microbatch, {})[sender] = (tensor.id, message.proof)
@@ -301,8 +299,8 @@ class RelayMicrobatches(Microbatches):
         """The forward pass won't be needed again, unless the iteration is repeated."""
         entry = self._sent.take_entry(held)
         if entry is not None:
-            self._out.put(*self._context.tensors.release(entry))
-        self._out.put(*self._context.compute.submit(Backward(held.microbatch), self, [gradient]))
+            self._context.tensors.release(entry)
+        self._context.compute.submit(Backward(held.microbatch), self, [gradient])
 
     def _is_of(self, sender: NodeId, away: int) -> bool:
         """Whether a sender is of the stage so many behind this one."""
@@ -375,7 +373,6 @@ class RelayMicrobatches(Microbatches):
         else:
             self._forget(now_s, held, message)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         """This node's device refused the microbatch (a value was not finite, say)."""
         assert isinstance(job, (Forward, Backward))
@@ -400,8 +397,8 @@ class RelayMicrobatches(Microbatches):
         self._sent.release(held)
         gradient = self._repeating.pop(held.microbatch, None)
         if gradient is not None:
-            self._out.put(*self._context.tensors.release(gradient))
-        self._out.put(*self._context.compute.submit(Drop(held.microbatch)))
+            self._context.tensors.release(gradient)
+        self._context.compute.submit(Drop(held.microbatch))
         self._flows().drop(now_s, held.flow_id)
         self.admit()
 

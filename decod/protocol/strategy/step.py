@@ -22,7 +22,7 @@ from decod.protocol.averaging.averager import Averaging, AveragingState, Weight
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import Clipping, StepVote
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Note, listed
+from decod.protocol.core.effects import Note
 from decod.protocol.core.events import JobFinished, Received
 from decod.protocol.core.fingerprints import add_digests, digest_of
 from decod.protocol.core.jobs import Job, Propose, Proposed, Square, Squared, StepLocally
@@ -402,7 +402,7 @@ class Step:
             self.lacking(own)
         elif self._clipping.norm is None:
             job = Square(self._id.iteration.number, own.num)
-            self._out.put(*self._context.compute.submit(job, self))
+            self._context.compute.submit(job, self)
         else:
             self._propose()
 
@@ -447,7 +447,7 @@ class Step:
         number = self._id.iteration.number
         if not self._averages:
             self._proposing = True
-            self._out.put(*self._context.compute.submit(StepLocally(number), self))
+            self._context.compute.submit(StepLocally(number), self)
             return
         if norm is None or (self._shares and self.averager.state is not AveragingState.AVERAGED):
             return
@@ -473,9 +473,8 @@ class Step:
         inputs = ahead + parts
         if parts or self._overlap is not None:
             self._replay_source.share(self._id, job, inputs)
-        self._out.put(*self._context.compute.submit(job, self, inputs))
+        self._context.compute.submit(job, self, inputs)
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """The step has been proposed; or a lone member knows how long its gradient is."""
         match job, event.result:
@@ -510,7 +509,6 @@ class Step:
         num_late = num_late + overlap.num_late
         return StageAverages(stage, num, effective_rank, overlap.travel_s, num_late)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device has refused the step."""
         self._oppose(reason)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from decod.ids import NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, Averaging, AveragingUser, Weight, port_of
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Effect, Send, SendTensor
+from decod.protocol.core.effects import SendTensor
 from decod.protocol.core.events import JobFinished, Received, StateFetched, StateFetchFailed, Tensor
 from decod.protocol.core.jobs import Job, Sketched, SketchPart
 from decod.protocol.core.messages import (
@@ -104,7 +104,7 @@ class WitnessedAverage:
         """Release all tensors that are held for the average."""
         given = [each.tensor for each in self.contributed if each.tensor is not None]
         means = self.means.values()
-        self._out.put(*self._context.tensors.release(*given, *means))
+        self._context.tensors.release(*given, *means)
         self._contributed.clear()
         self.means.clear()
         self.averager.abandon()
@@ -180,7 +180,7 @@ class Audits:
         self.over = True
         for early in self._early:
             if early.tensor is not None:
-                self._out.put(*self._context.tensors.release(early.tensor.id))
+                self._context.tensors.release(early.tensor.id)
         self._early.clear()
         for auditor in self._auditors.values():
             auditor.abandon()
@@ -209,7 +209,7 @@ class Audits:
         if num_early < _EARLY_MAX + 2 * self._averager.found.num:
             self._early.append(received)
         elif tensor is not None:
-            self._out.put(*self._context.tensors.release(tensor.id))
+            self._context.tensors.release(tensor.id)
 
     # --- the state of another stage, which a judge needs ---
 
@@ -223,7 +223,7 @@ class Audits:
         if self._judge is not None and self._judge.takes(event):
             self._judge.fetched(event)
         else:
-            self._out.put(*self._context.tensors.release(self._context.tensors.add(event.tensor)))
+            self._context.tensors.release(self._context.tensors.add(event.tensor))
 
     def fetch_failed(self, event: StateFetchFailed) -> None:
         """Nobody gives it."""
@@ -346,7 +346,12 @@ class Audits:
         job = SketchPart(given[0].part, self._averager.num_parts, case.seed)
         tensors = [each.tensor for each in given if each.tensor is not None]
         inputs = [self._context.tensors.retain(tensor) for tensor in tensors]
-        self._out.put(*self._context.compute.submit(job, owner, inputs))
+        self._context.compute.submit(job, owner, inputs)
+
+    def tell(self, auditors: Sequence[NodeId], message: Message) -> None:
+        """Tell auditors what they wait for, unless the average has ended."""
+        if not self.over:
+            self._out.send_all(auditors, message)
 
 
 @dataclass(slots=True)
@@ -359,12 +364,9 @@ class _Telling:
     contributors: tuple[NodeId, ...] = ()
     """Whose contributions are sketched, if they are shares."""
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
-        if self.audits.over:
-            return []
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         assert isinstance(event.result, Sketched), event
-        message = self._with(event.result.sketches)
-        return [Send(auditor, message) for auditor in self.auditors]
+        self.audits.tell(self.auditors, self._with(event.result.sketches))
 
     def _with(self, sketches: Sequence[bytes]) -> Message:
         told = self.told
@@ -373,6 +375,6 @@ class _Telling:
             return replace(told, shares=told.shares + shares)
         return replace(told, sketch=sketches[0])
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         # They are told that there is nothing.
-        return [] if self.audits.over else [Send(node, self.told) for node in self.auditors]
+        self.audits.tell(self.auditors, self.told)

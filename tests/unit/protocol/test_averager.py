@@ -47,8 +47,8 @@ class Member:
     notes: list[Note] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.tensors = TensorStore()
         self.out = EffectSink[Effect]()
+        self.tensors = TensorStore(self.out)
         self.queue = ComputeQueue(self.tensors, self.out)
         port = TensorPort(self.tensors, self.queue, self.out, self.num_phases)
         self.machine = Heard(Averager(self.node_id, self.averaging, port, self))
@@ -69,7 +69,8 @@ class Member:
                 case SendTensor(to, message, tensor):
                     assert isinstance(message, ReducePart | ReducedPart)
                     self.outgoing.append((to, message, True))
-                    queue.extend(self.tensors.release(tensor))
+                    self.tensors.release(tensor)
+                    queue.extend(self.out.taken())
                 case Send(to, message):
                     assert isinstance(message, ReducePart | ReducedPart)
                     self.outgoing.append((to, message, False))
@@ -160,7 +161,8 @@ class Circle:
         for member in self.members.values():
             machine = member.machine
             if machine.state is AveragingState.AVERAGED:
-                member.take(member.tensors.release(*machine.take()))
+                member.tensors.release(*machine.take())
+                member.take(member.out.taken())
             machine.close()
             member.take(machine.abandon())
             assert not len(member.tensors)

@@ -18,8 +18,13 @@ def done(number: int, *outputs: int) -> JobFinished:
 
 
 @pytest.fixture
-def store() -> TensorStore:
-    return TensorStore()
+def out() -> EffectSink[Effect]:
+    return EffectSink()
+
+
+@pytest.fixture
+def store(out: EffectSink[Effect]) -> TensorStore:
+    return TensorStore(out)
 
 
 class Owner:
@@ -30,13 +35,12 @@ class Owner:
         self.done: list[jobs.Job] = []
         self.failed: list[jobs.Job] = []
 
-    def job_done(self, now_s: float, job: jobs.Job, event: JobFinished) -> list[Effect]:
+    def job_done(self, now_s: float, job: jobs.Job, event: JobFinished) -> None:
         self.done.append(job)
-        return self._store.release(*(output.id for output in event.outputs))
+        self._store.release(*(output.id for output in event.outputs))
 
-    def job_failed(self, now_s: float, job: jobs.Job, reason: str) -> list[Effect]:
+    def job_failed(self, now_s: float, job: jobs.Job, reason: str) -> None:
         self.failed.append(job)
-        return []
 
 
 @pytest.fixture
@@ -45,8 +49,8 @@ def owner(store: TensorStore) -> Owner:
 
 
 @pytest.fixture
-def queue(store: TensorStore) -> ComputeQueue:
-    return ComputeQueue(store, EffectSink())
+def queue(store: TensorStore, out: EffectSink[Effect]) -> ComputeQueue:
+    return ComputeQueue(store, out)
 
 
 STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "reset"]
@@ -55,13 +59,14 @@ STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "res
 @given(st.lists(st.sampled_from(STEPS), max_size=60))
 def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
     """The oracle is a plain list of what was started and not ended."""
-    store = TensorStore()
     out = EffectSink[Effect]()
+    store = TensorStore(out)
     queue, owner = ComputeQueue(store, out), Owner(store)
     running: list[StartJob] = []
     next_tensor, freed_all = 1, []
 
-    def note(effects: list[Effect]) -> None:
+    def note() -> None:
+        effects = out.taken()
         running.extend(e for e in effects if isinstance(e, StartJob))
         freed_all.extend(freed(effects))
         assert len(running) <= 2
@@ -73,22 +78,24 @@ def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
                 "backward": jobs.Backward(mb(0)),
             }
             job = kind.get(step.split()[1], jobs.Load(1, ""))
-            note(queue.submit(job, owner, [store.add(tensor(next_tensor))]))
+            queue.submit(job, owner, [store.add(tensor(next_tensor))])
+            note()
             next_tensor += 1
         elif step == "reset":
-            note(queue.reset())
+            queue.reset()
+            note()
         elif running:
             start = running.pop(0)
             if step == "fail":
                 queue.failed(0.0, JobFailed(start.job_id, "", fatal=False))
-                note(out.taken())
+                note()
                 continue
             event = done(start.job_id)
             if not isinstance(start.job, jobs.Reset):
                 event = done(start.job_id, next_tensor)
                 next_tensor += 1
             queue.finished(0.0, event)
-            note(out.taken())
+            note()
     assert queue.idle
     assert len(store) == 0
     assert sorted(freed_all) == list(range(1, next_tensor))

@@ -24,7 +24,7 @@ class InspectionBench(Bench):
 
     def _take(self, worker: NodeId, microbatch: MicrobatchId, result: TensorId) -> None:
         self.taken.append((worker, microbatch))
-        self.context.out.put(*self.context.tensors.release(result))
+        self.context.tensors.release(result)
 
     def come(self, worker: NodeId) -> list[Effect]:
         return self.inspection.came(worker, M, self.new())

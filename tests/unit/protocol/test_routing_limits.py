@@ -38,7 +38,7 @@ def negotiation(node_id: NodeId, *, data: bool) -> Negotiation:
         cost_to=lambda _: 1.0,
         cost_from=lambda _: 1.0,
     )
-    compute = ComputeQueue(TensorStore(), out)
+    compute = ComputeQueue(TensorStore(out), out)
     return Negotiation(position, view_version=1, settler=HOME, compute=compute, rng=Random(1))
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from decod.errors import ConfigError
 from decod.ids import MicrobatchId
 from decod.protocol.core.compute_queue import TensorStore
-from decod.protocol.core.effects import FreeTensor
+from decod.protocol.core.effects import Effect, EffectSink, FreeTensor
 from decod.protocol.core.events import earliest
 from decod.protocol.core.fingerprints import add_digests, digest_of
 from decod.run.protocol_config import ProtocolConfig
@@ -44,14 +44,16 @@ def test_a_lost_or_repeated_microbatch_changes_the_digest(
 
 
 def test_a_tensor_is_freed_when_its_last_reference_goes() -> None:
-    store = TensorStore()
+    out = EffectSink[Effect]()
+    store = TensorStore(out)
     store.add(tensor(1, 100))
     store.add(tensor(2, 50))
     store.retain(tensor(1).id)
-    assert store.release(tensor(1).id) == []
+    store.release(tensor(1).id)
+    assert out.taken() == []
     assert (len(store), store.size_bytes) == (2, 150)
-    freed = [FreeTensor(tensor(1).id), FreeTensor(tensor(2).id)]
-    assert store.release(tensor(1).id, tensor(2).id) == freed
+    store.release(tensor(1).id, tensor(2).id)
+    assert out.taken() == [FreeTensor(tensor(1).id), FreeTensor(tensor(2).id)]
     assert (len(store), store.size_bytes) == (0, 0)
 
 

@@ -219,7 +219,8 @@ def test_what_a_lost_member_gave_is_told_by_another_and_proves_nothing() -> None
     auditor = member.audits._auditors[R2B, 1]
     for error, failure in ((0.01, ""), (0.7, "gone")):
         replayed = Replayed(error, 0.0, (b"",) * 3)
-        done = auditor.job_done(0.0, job, JobFinished(start.job_id, replayed, (), duration_s=1.0))
+        auditor.job_done(0.0, job, JobFinished(start.job_id, replayed, (), duration_s=1.0))
+        done = member.context.out.taken()
         assert not found_in(done).findings
         assert failure in found_in(done).failure
         assert found_in(done).doubted

@@ -41,7 +41,7 @@ class Nodes:
         self.seen: set[type] = set()
         self._letters: list[tuple[NodeId, bytes]] = []
         self._out = EffectSink[Effect]()
-        self._compute = ComputeQueue(TensorStore(), self._out)
+        self._compute = ComputeQueue(TensorStore(self._out), self._out)
         self._nodes = {
             node_id: self._negotiation(node_id, i, objective)
             for i, stage in enumerate(STAGES)

@@ -18,7 +18,6 @@ from typing import Protocol
 from decod.ids import FlowId, NodeId
 from decod.planner.deciding import Decided, LinkCosts, Unsettled
 from decod.protocol.core.compute_queue import ComputeQueue
-from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import DecideFlows, FlowsDecided, Job
 from decod.protocol.core.messages.routing_messages import (
@@ -207,7 +206,7 @@ class Settler:
             self._tell_all(as_claimed(self._gathered))
         else:
             self._deciding = DecideFlows(unsettled(self._gathered, position))
-            position.out.put(*self.compute.submit(self._deciding, self))
+            self.compute.submit(self._deciding, self)
 
     def _acceptable(self, message: Claims) -> bool:
         """Whether a data node may claim this: no more than it can carry, and whole paths only."""
@@ -217,19 +216,17 @@ class Settler:
         complete = self.position.complete_path
         return all(complete(hops) and hops[0].node_id in heads for hops in message.claims)
 
-    def job_done(self, now_s: float, job: Job, event: JobFinished) -> list[Effect]:  # noqa: ARG002
+    def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """Tell the data nodes what has been decided."""
         if job is self._deciding:
             assert isinstance(event.result, FlowsDecided)
             self._deciding = None
             self._tell_all(flows_of(event.result.flows, self._gathered))
-        return []
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """Let the next repeated report try again; till then the flows of before are used."""
         if job is self._deciding:
             self._deciding = None
-        return []
 
     def _tell_all(self, decided: Mapping[NodeId, tuple[SettledFlow, ...]]) -> None:
         for data_node, flows in decided.items():

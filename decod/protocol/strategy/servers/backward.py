@@ -103,7 +103,7 @@ class BackwardServer:
             self._out.put(*(unasked(worker, m) for m, worker, _ in early))
         self.inspection.reset()
         self._kept.clear()
-        self._out.put(*self._context.tensors.release(*(tensor for _, _, tensor in early)))
+        self._context.tensors.release(*(tensor for _, _, tensor in early))
         self.outputs.clear()
         self.workers.reset()
         self._unheard.clear()
@@ -139,12 +139,12 @@ class BackwardServer:
             before = output.early.pop(worker, None)
             output.early[worker] = tensor
             if before is not None:
-                self._out.put(*tensors.release(before))
+                tensors.release(before)
             return
         known = output.maker
         output.maker = output.maker or worker
         if self._kept.get(Kind.OUTPUT, microbatch) is not None:
-            self._out.put(*tensors.release(tensor))
+            tensors.release(tensor)
             if known != worker:
                 self._say_taken(microbatch, output)
             return
@@ -193,10 +193,10 @@ class BackwardServer:
         """The stage behind has computed a gradient, or sends it again."""
         output = self._output(microbatch)
         if output.has_gradient:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
             return
         self._kept.keep(Kind.GRADIENT, microbatch, tensor)
-        self._out.put(*self._context.tensors.release(tensor))
+        self._context.tensors.release(tensor)
         if self._kept.get(Kind.GRADIENT, microbatch) is None:
             self._fail(microbatch, "there is no room to keep a gradient")
         else:
@@ -339,7 +339,7 @@ class BackwardServer:
             output.given_to &= view.by_id.keys()
             output.unable &= view.by_id.keys()
             for node in [node for node in output.early if node not in view]:
-                self._out.put(*context.tensors.release(output.early.pop(node)))
+                context.tensors.release(output.early.pop(node))
             if output.maker is not None and output.maker not in view:
                 output.maker = None
             if output.worker is not None and output.worker not in view:

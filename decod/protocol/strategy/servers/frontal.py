@@ -142,7 +142,7 @@ class FrontalServer:
                 self.fetched(worker, microbatch)
             if entry.state is InputState.WAITING:
                 self._pool[microbatch] = None
-        self._out.put(*self._context.tensors.release(tensor))
+        self._context.tensors.release(tensor)
         self._give()
 
     def offered(self, sender: NodeId, message: Offer) -> None:
@@ -316,13 +316,13 @@ class FrontalServer:
             self.gradient(microbatch, tensor)
         else:
             self._out.put(unasked(worker, microbatch))
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
 
     def gradient(self, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """A worker has computed a backward pass."""
         entry = self._entry(microbatch)
         if entry.returned:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
             return
         entry.returned = True
         self.workers.returned(microbatch)

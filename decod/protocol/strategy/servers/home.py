@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 from decod.ids import FlowId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import listed
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Drop, Embed, EmbedBackward, Head, Job, Loss
 from decod.protocol.core.messages.server_messages import Leg
@@ -120,7 +119,7 @@ class HomeMicrobatches:
             microbatch = self._queue.popleft()
             flow_id = FlowId(self._context.node_id, 0)
             self.held[microbatch] = HeldMicrobatch(microbatch, flow_id, (), 0, 0)
-            self._out.put(*self._context.compute.submit(Embed(microbatch), self))
+            self._context.compute.submit(Embed(microbatch), self)
 
     @property
     def _room(self) -> int:
@@ -138,7 +137,6 @@ class HomeMicrobatches:
 
     # --- a microbatch's way -------------------------------------------------------------------
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """A pass has been computed."""
         self._context.links.computed(job, event.duration_s)
@@ -161,11 +159,11 @@ class HomeMicrobatches:
         """The last stage's output has come home: compute the loss."""
         held = self.held.get(microbatch)
         if held is None or held.phase is not Phase.SENT:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
             self._gradient_again(microbatch)
         else:
             held.phase = Phase.HEAD
-            self._out.put(*self._context.compute.submit(Head(microbatch), self, [tensor]))
+            self._context.compute.submit(Head(microbatch), self, [tensor])
 
     def _headed(self, microbatch: MicrobatchId, loss: Loss, output: TensorId) -> None:
         self.held[microbatch].phase = Phase.AWAITING_GRADIENT
@@ -177,10 +175,10 @@ class HomeMicrobatches:
         """The gradient of the embedding's output has come."""
         held = self.held.get(microbatch)
         if held is None or held.phase is not Phase.AWAITING_GRADIENT:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
         else:
             held.phase = Phase.RETURNING
-            self._out.put(*self._context.compute.submit(EmbedBackward(microbatch), self, [tensor]))
+            self._context.compute.submit(EmbedBackward(microbatch), self, [tensor])
             self._report()
 
     def _returned(self, microbatch: MicrobatchId) -> None:
@@ -190,7 +188,6 @@ class HomeMicrobatches:
         self.inject()
         self._has_folded()
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """This node's device refused the microbatch."""
         assert isinstance(job, (Embed, Head, EmbedBackward))
@@ -203,7 +200,7 @@ class HomeMicrobatches:
         del self.held[job.microbatch]
         self.share.put_off.add(job.microbatch)
         self._out.note("microbatch.deferred", microbatch=str(job.microbatch), reason=reason)
-        self._out.put(*self._context.compute.submit(Drop(job.microbatch)))
+        self._context.compute.submit(Drop(job.microbatch))
         self.inject()
         self._report()
 

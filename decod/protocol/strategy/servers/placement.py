@@ -164,14 +164,14 @@ class KeptTensors:
         tensor = self._tensors.pop((kind, microbatch), None)
         if tensor is not None:
             self._room.used_bytes -= self._context.tensors.size_of(tensor)
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
 
     def clear(self) -> None:
         """Keep nothing any more."""
         tensors = [*self._tensors.values()]
         self._tensors.clear()
         self._room.used_bytes -= sum(map(self._context.tensors.size_of, tensors))
-        self._out.put(*self._context.tensors.release(*tensors))
+        self._context.tensors.release(*tensors)
 
 
 class Courier:
@@ -224,7 +224,7 @@ class Courier:
         self, to: NodeId | None, message: StageActivation | StageGradient, tensor: TensorId
     ) -> None:
         if to is None:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
         elif to == self._context.node_id:
             self._local(Received(to, message), tensor)
         else:

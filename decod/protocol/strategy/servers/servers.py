@@ -25,7 +25,7 @@ from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.averaging.averager import Averager, AveragingState, Weight, added, port_of
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import CountWork, Stop, StopReason, listed
+from decod.protocol.core.effects import CountWork, Stop, StopReason
 from decod.protocol.core.events import (
     DeadlinePassed,
     JobFinished,
@@ -270,9 +270,9 @@ class Servers:
         stepped = committed and self._role is not Role.CLIENT
         if stepped:
             self.copy.stage.parameter_hash = facts.proposal
-            self._out.put(*compute.submit(CommitStep(opening.committed.number)))
+            compute.submit(CommitStep(opening.committed.number))
         elif step is not None:
-            self._out.put(*compute.reset())
+            compute.reset()
         for part in self.parts:
             part.reset()
         if decision.ended:
@@ -345,15 +345,13 @@ class Servers:
         """Compute what is known of the parameters after the iteration, if steps are late."""
         context = self._context
         if context.run.delay and self._role is not Role.CLIENT:
-            self._out.put(*context.compute.submit(StepAhead(context.iteration.number), self))
+            context.compute.submit(StepAhead(context.iteration.number), self)
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """The parameters after the iteration are known."""
         assert isinstance(job, StepAhead)
         self.copy.stage.stepped_ahead(job.iteration)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:
         """The squares can't be computed: so much will be found when the step is proposed."""
 
@@ -372,7 +370,7 @@ class Servers:
         self._view = self._context.view
         self._abandon_step()
         if self.facts.aggregating:
-            self._out.put(*self._context.compute.retract())
+            self._context.compute.retract()
         self.copy.mended()
         self._begin_step()
         if self._placement is None:
@@ -462,7 +460,7 @@ class Servers:
             else:
                 self.worker.activation(microbatch, tensor)
         elif self.frontal is None or self.backward is None:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
         elif leg is Leg.ONWARD:
             server = self.frontal.activation if forward else self.backward.gradient
             server(microbatch, tensor)

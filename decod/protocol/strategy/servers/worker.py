@@ -21,7 +21,6 @@ from enum import Enum
 
 from decod.ids import AveragingId, MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import listed
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Backward, Drop, Forward, Job
 from decod.protocol.core.messages.server_messages import (
@@ -172,7 +171,7 @@ class Worker:
         task = self.tasks.get(microbatch)
         steps = self._closed and self._context.member.role is not Role.CLIENT
         if task is None and steps:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
             self._courier.unable(self._frontal(microbatch), microbatch, "it ends its batch")
         elif task is None:
             task = self.tasks[microbatch] = Task(microbatch, TaskPhase.QUEUED, entry=tensor)
@@ -180,11 +179,11 @@ class Worker:
             self._idle = False
             self._admit()
         elif task.phase in (TaskPhase.MADE, TaskPhase.FOLDED):
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
             self._made_before(task)
         elif task.phase is not TaskPhase.FETCHING:
             task.unwanted = False
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
         else:
             task.entry = tensor
             task.phase = TaskPhase.RETURNING
@@ -212,7 +211,7 @@ class Worker:
             task.on_device = True
             entry = self._context.tensors.retain(task.entry)
             task.job = Forward(task.microbatch)
-            self._out.put(*self._context.compute.submit(task.job, self, [entry]))
+            self._context.compute.submit(task.job, self, [entry])
 
     @property
     def _has_room(self) -> bool:
@@ -233,10 +232,9 @@ class Worker:
         if task is None:
             return False
         task.on_device = False
-        self._out.put(*self._context.compute.submit(Drop(task.microbatch)))
+        self._context.compute.submit(Drop(task.microbatch))
         return True
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """A pass has been computed."""
         self._context.links.computed(job, event.duration_s)
@@ -256,13 +254,13 @@ class Worker:
         task.job = None
         if task.unwanted:
             task.phase = TaskPhase.MADE
-            self._out.put(*context.tensors.release(output))
+            context.tensors.release(output)
             self._forget(task)
             self._admit()
             return
         self._kept.keep(Kind.OUTPUT, microbatch, output)
         if task.phase is TaskPhase.RETURNING:  # The output has been where it is needed.
-            self._out.put(*context.tensors.release(output))
+            context.tensors.release(output)
         else:
             task.phase = TaskPhase.MADE
             self._send_output(task, output)
@@ -297,7 +295,7 @@ class Worker:
         if task in self._queue:
             self._queue.remove(task)
         if task.on_device:
-            self._out.put(*self._context.compute.submit(Drop(task.microbatch)))
+            self._context.compute.submit(Drop(task.microbatch))
 
     def close(self) -> None:
         """The batch is home: let go of outputs that are still to come. Who needs one all the same,
@@ -313,14 +311,14 @@ class Worker:
             del self.tasks[task.microbatch]
             self._release(task)
             if task.job is not None:
-                self._out.put(*compute.abandon(task.job))
-                self._out.put(*compute.submit(Drop(task.microbatch)))
+                compute.abandon(task.job)
+                compute.submit(Drop(task.microbatch))
         self._queue.clear()
 
     def _release(self, task: Task) -> None:
         held = [tensor for tensor in (task.entry, task.gradient) if tensor is not None]
         task.entry = task.gradient = None
-        self._out.put(*self._context.tensors.release(*held))
+        self._context.tensors.release(*held)
 
     # --- backward -----------------------------------------------------------------------------
 
@@ -332,7 +330,7 @@ class Worker:
         over = (TaskPhase.RETURNING, TaskPhase.FOLDED)
         has = task is not None and (task.gradient is not None or task.phase in over)
         if has or self._given_up.get(microbatch, (0, 0)) >= attempt:
-            self._out.put(*self._context.tensors.release(tensor))
+            self._context.tensors.release(tensor)
             return
         if task is None:
             self.tasks[microbatch] = Task(microbatch, TaskPhase.FETCHING, None, tensor, attempt)
@@ -375,14 +373,12 @@ class Worker:
             if task.phase is not TaskPhase.RETURNING:
                 return True
             assert task.job is not None, task
-            withdrawn = self._context.compute.withdraw(task.job)
-            if withdrawn is None:
+            if not self._context.compute.withdraw(task.job):
                 return False
-            self._out.put(*withdrawn)
             task.phase = TaskPhase.MADE
             task.job = None
             return True
-        self._out.put(*self._context.tensors.release(task.gradient))
+        self._context.tensors.release(task.gradient)
         task.gradient = None
         if task.phase is TaskPhase.FETCHING:
             self._forget(task)
@@ -403,7 +399,7 @@ class Worker:
         task.gradient = None
         assert gradient is not None, task
         task.job = Backward(task.microbatch)
-        self._out.put(*self._context.compute.submit(task.job, self, [gradient]))
+        self._context.compute.submit(task.job, self, [gradient])
 
     def _returned(self, microbatch: MicrobatchId, output: TensorId) -> None:
         """The backward pass has been computed: it counts."""
@@ -422,7 +418,6 @@ class Worker:
         folded = Folded(*self._courier.place, microbatch)
         self._courier.tell(self._backward(microbatch), folded)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """The device has refused a pass."""
         assert isinstance(job, (Forward, Backward))
@@ -476,7 +471,7 @@ class Worker:
             self._send_output(task, self._context.tensors.retain(output))
             return
         if task.on_device:
-            self._out.put(*self._context.compute.submit(Drop(task.microbatch)))
+            self._context.compute.submit(Drop(task.microbatch))
         task.phase = TaskPhase.QUEUED
         task.on_device = False
         self._queue.append(task)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from decod.ids import MicrobatchId, NodeId, TensorId
 from decod.protocol.core.context import Context
-from decod.protocol.core.effects import Note, listed, noted
+from decod.protocol.core.effects import Note, noted
 from decod.protocol.core.events import JobFinished
 from decod.protocol.core.jobs import Inspect, Job
 from decod.protocol.core.messages import NOT_FINITE, Suspect
@@ -62,29 +62,27 @@ class Inspection:
         """Forget the iteration."""
         results = [result for each in self._open.values() for result in each]
         self._open.clear()
-        self._out.put(*self._context.tensors.release(*(result.tensor for result in results)))
+        self._context.tensors.release(*(result.tensor for result in results))
 
     def came(self, worker: NodeId, microbatch: MicrobatchId, tensor: TensorId) -> None:
         """A worker has returned something. Servers are trusted with more than that."""
         context = self._context
         member = self._context.view.by_id.get(worker)
         if member is None:
-            self._out.put(*context.tensors.release(tensor))
+            context.tensors.release(tensor)
         elif member.role is not Role.CLIENT:
             self._take(worker, microbatch, tensor)
         else:
             job = Inspect(microbatch, self._is_gradient)
             self._open.setdefault(job, []).append(_Result(worker, tensor))
-            self._out.put(*context.compute.submit(job, self, [context.tensors.retain(tensor)]))
+            context.compute.submit(job, self, [context.tensors.retain(tensor)])
 
-    @listed
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:  # noqa: ARG002
         """A result may be used."""
         assert isinstance(job, Inspect)
         result = self._pop(job)
         self._take(result.worker, job.microbatch, result.tensor)
 
-    @listed
     def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """A result can't be used: the leader removes the client, and others do its work."""
         assert isinstance(job, Inspect)
@@ -93,7 +91,7 @@ class Inspection:
         fields = {"peer": result.worker, "microbatch": str(job.microbatch), "reason": reason}
         self._out.note("result.refused", **fields)
         self._out.send(context.view.leader, Suspect(result.worker, NOT_FINITE))
-        self._out.put(*context.tensors.release(result.tensor))
+        context.tensors.release(result.tensor)
 
     def _pop(self, job: Inspect) -> _Result:
         """Return the result that a job has looked at: the oldest, since jobs run in order."""

@@ -18,7 +18,7 @@ def out() -> lp.PeerSink:
 
 @pytest.fixture
 def own(out: lp.PeerSink) -> OwnWork:
-    return OwnWork(A, CONFIG, TensorStore(), out)
+    return OwnWork(A, CONFIG, TensorStore(out), out)
 
 
 def give(own: OwnWork, request: int, num: int, *, num_dropped: int = 0) -> None:

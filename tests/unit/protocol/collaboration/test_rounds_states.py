@@ -27,8 +27,8 @@ class Store:
     """Averages that have come."""
 
     def __init__(self) -> None:
-        self.tensors = TensorStore()
         self.out = PeerSink()
+        self.tensors = TensorStore(self.out)
         self.loading = Loading(CONFIG, self.tensors, self.out)
 
     def begin(self, at: Height) -> list[PeerEffect]:

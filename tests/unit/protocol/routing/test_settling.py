@@ -65,7 +65,7 @@ def settling(node_id: NodeId, *, units: dict[NodeId, int] | None = None) -> Sett
     draft = Draft(place, 1, Random(0))
     for peer, number in (units or {}).items():
         draft.links.outward[peer].grow(number)
-    machine = Settling(place, draft, 1, D1, ComputeQueue(TensorStore(), place.out))
+    machine = Settling(place, draft, 1, D1, ComputeQueue(TensorStore(place.out), place.out))
     if place.data:
         machine.begin(1)
     place.out.taken()
