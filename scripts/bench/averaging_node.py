@@ -131,7 +131,8 @@ class AveragingMachine:
 
     def start(self, _: float) -> list[Effect]:
         """Build the stage."""
-        return self.context.compute.submit(Build(STAGE), self)
+        self.context.compute.submit(Build(STAGE), self)
+        return self.context.out.taken()
 
     def begin(self) -> None:
         """Begin the next average."""
@@ -148,25 +149,24 @@ class AveragingMachine:
 
     def step(self, now_s: float, event: ev.Event | Begin) -> list[Effect]:
         """Take in an event."""
-        tensors, compute = self.context.tensors, self.context.compute
+        context = self.context
         match event:
             case Begin():
                 self.begin()
-                return self.context.out.taken()
             case ev.Received():
                 self._received(event)
-                return self.context.out.taken()
             case ev.JobFinished():
-                compute.finished(now_s, event)
-                return self.context.out.taken()
+                context.compute.finished(now_s, event)
             case ev.TensorSent(_, tensor):
-                return tensors.release(tensor)
+                context.tensors.release(tensor)
             case ev.SendFailed(to, message, _, tensor) if tensor is not None:
                 print(f"sent again: {event.reason}", file=sys.stderr)
-                return [SendTensor(to, message, tensor)]
+                context.out.put(SendTensor(to, message, tensor))
             case ev.LinkMeasured():
-                return []
-        raise AssertionError(f"unexpected: {event}")
+                pass
+            case _:
+                raise AssertionError(f"unexpected: {event}")
+        return context.out.taken()
 
     def _received(self, received: ev.Received) -> None:
         message = received.message
@@ -187,18 +187,17 @@ class AveragingMachine:
         assert self._averager is not None
         parts = self._averager.take()
         job = Propose(self.context.iteration.number, 0, 0, num_ahead=len(parts))
-        self.context.out.put(*self.context.compute.submit(job, self, parts))
+        self.context.compute.submit(job, self, parts)
 
     def averaging_failed(self, reason: str) -> None:
         """Nothing is to fail here."""
         raise AssertionError(reason)
 
-    def job_done(self, now_s: float, job: Job, event: ev.JobFinished) -> list[Effect]:  # noqa: ARG002
+    def job_done(self, now_s: float, job: Job, event: ev.JobFinished) -> None:  # noqa: ARG002
         """The stage is built, or the average is here."""
         self._averaged()
-        return []
 
-    def job_failed(self, now_s: float, job: Job, reason: str) -> list[Effect]:  # noqa: ARG002
+    def job_failed(self, now_s: float, job: Job, reason: str) -> None:  # noqa: ARG002
         """Nothing is to fail here."""
         raise AssertionError(f"{job}: {reason}")
 
