@@ -264,9 +264,9 @@ class Step:
         self._own: Weight | None = None
         """What this node's contribution stands for, once it is whole."""
         self._folded = Weight(0, 0)
+        """What of that is of this iteration."""
         self._metrics: tuple[tuple[str, float], ...] = ()
         """Numbers of the proposed step for people."""
-        """What of that is of this iteration."""
         self._proposing = False
 
     @property
