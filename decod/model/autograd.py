@@ -16,13 +16,13 @@ Legend: N positions, I inputs, O outputs of a layer, D width, V vocabulary, C po
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn import functional
+from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 from typing_extensions import override
 
 from decod.model.shape import LOSS_ROWS_MIN
@@ -69,70 +69,97 @@ class _Given(torch.autograd.Function):
 
 
 def projected(
-    make: Callable[..., Tensor], inputs: Sequence[Tensor], linears: Sequence[nn.Linear]
+    make: Callable[..., Tensor], inputs: Sequence[Tensor], layers: Sequence[nn.Module]
 ) -> tuple[Tensor, ...]:
-    """Return linear layers of `make(*inputs)`. Keep the inputs alone, and make it again.
+    """Return layers of `make(*inputs)`. Keep the inputs alone, and make it again.
 
     Args:
         make: A cheap function that gives the same bits each time.
         inputs: Its arguments. All get a gradient.
-        linears: The layers. None: what was made is returned itself.
+        layers: The layers. None: what was made is returned itself.
 
     Returns:
         The output of each layer, which can be differentiated once.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         # Nothing is kept, or the compiler decides what is.
-        return _projected(make(*inputs), [(layer.weight, layer.bias) for layer in linears])
-    parameters = [each for layer in linears for each in (layer.weight, layer.bias)]
-    result: tuple[Tensor, ...] = _Projected.apply(make, len(inputs), *inputs, *parameters)  # type: ignore[no-untyped-call]
-    return result
+        return _layers_of(make(*inputs), layers)
+    again = _Again(make, inputs)
+    made: Tensor = _Made.apply(again, *inputs)  # type: ignore[no-untyped-call]
+    memory = made.untyped_storage().data_ptr()
+
+    def pack(kept: Tensor) -> "Tensor | _View":
+        if kept.untyped_storage().data_ptr() != memory:
+            return kept
+        return _View(again, kept.shape, kept.stride(), int(kept.storage_offset()))
+
+    with saved_tensors_hooks(pack, _unpack):
+        return _layers_of(made, layers)
 
 
-def _projected(
-    made: Tensor, parameters: Sequence[tuple[Tensor, Tensor | None]]
-) -> tuple[Tensor, ...]:
-    if not parameters:
-        return (made,)
-    return tuple(functional.linear(made, weight_OI, bias_O) for weight_OI, bias_O in parameters)
+def _layers_of(made: Tensor, layers: Sequence[nn.Module]) -> tuple[Tensor, ...]:
+    return tuple(layer(made) for layer in layers) if layers else (made,)
 
 
-class _Projected(torch.autograd.Function):
+class _Again:
+    """What makes a tensor again for a backward pass: once, however many layers ask."""
+
+    def __init__(self, make: Callable[..., Tensor], inputs: Sequence[Tensor]) -> None:
+        self.make = make
+        self._inputs = inputs
+        self._made: tuple[list[Tensor], Tensor] | None = None
+
+    def made(self) -> Tensor:
+        """Return the tensor."""
+        return self._graph()[1].detach()
+
+    def backward(self, gradient: Tensor) -> list[Tensor | None]:
+        """Return the gradients of the inputs, and forget what was made."""
+        inputs, made = self._graph()
+        with torch.enable_grad():
+            starts: Any = [Output(made).given(gradient)]
+        torch.autograd.backward(starts)
+        self._made = None
+        return [each.grad for each in inputs]
+
+    def _graph(self) -> tuple[list[Tensor], Tensor]:
+        if self._made is None:
+            inputs = [each.detach().requires_grad_(each.requires_grad) for each in self._inputs]
+            with torch.enable_grad():
+                self._made = inputs, self.make(*inputs)
+        return self._made
+
+
+class _Made(torch.autograd.Function):
     @staticmethod
     @override
-    def forward(
-        ctx: Any, make: Callable[..., Tensor], num_inputs: int, *tensors: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        ctx.make = make
-        ctx.num_inputs = num_inputs
-        ctx.save_for_backward(*tensors)
-        inputs = tensors[:num_inputs]
-        parameters = tensors[num_inputs:]
-        return _projected(make(*inputs), list(zip(parameters[::2], parameters[1::2], strict=True)))  # type: ignore[arg-type]
+    def forward(ctx: Any, again: _Again, *inputs: Tensor) -> Tensor:
+        ctx.again = again
+        # For those who look at what is kept, and for autograd's check that nobody changes it.
+        ctx.save_for_backward(*inputs)
+        return again.make(*inputs)
 
     @staticmethod
     @once_differentiable
     @override
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        inputs = [each.detach().requires_grad_() for each in tensors[: ctx.num_inputs]]
-        weights = tensors[ctx.num_inputs :: 2]
-        biases = tensors[ctx.num_inputs + 1 :: 2]
-        with torch.enable_grad():
-            made = ctx.make(*inputs)
-            output = Output(made)
-        made_NI = made.detach().flatten(0, -2)
-        flat = [gradient.flatten(0, -2) for gradient in gradients]
-        made_gradient_NI = flat[0] @ weights[0] if weights else flat[0]
-        for gradient_NO, weight_OI in zip(flat[1:], weights[1:], strict=True):
-            made_gradient_NI.addmm_(gradient_NO, weight_OI)
-        found: list[Tensor | None] = []
-        for bias_O, gradient_NO in zip(biases, flat, strict=False):
-            found.append(gradient_NO.T @ made_NI)
-            found.append(None if bias_O is None else gradient_NO.sum(0))
-        starts: Any = [output.given(made_gradient_NI.view_as(made))]
-        torch.autograd.backward(starts)
-        return None, None, *(each.grad for each in inputs), *found
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.again.backward(gradient)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A view of the tensor that is made again, in place of it."""
+
+    again: _Again
+    shape: torch.Size
+    strides: Sequence[int]
+    offset: int
+
+
+def _unpack(kept: Tensor | _View) -> Tensor:
+    if isinstance(kept, Tensor):
+        return kept
+    return kept.again.made().as_strided(kept.shape, kept.strides, kept.offset)
 
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -224,28 +251,35 @@ class _LinearCrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(hidden_ND.dtype, torch.float32)
         loss = torch.zeros((), dtype=wide, device=hidden_ND.device)
         gradient_ND = torch.empty_like(hidden_ND)
-        # Wide, because a bfloat16 sum of many chunks would lose the small ones.
-        gradient_VD = torch.zeros_like(table_VD, dtype=wide)
+        gradient_VD: Tensor | None = None
+        if ctx.needs_input_grad[1]:
+            # Wide, because a bfloat16 sum of many chunks would lose the small ones.
+            gradient_VD = torch.zeros_like(table_VD, dtype=wide)
         for here in _chunks(hidden_ND, table_VD):
             rows_CD = hidden_ND[here]
             targets_C1 = targets_N[here, None]
             gradient_CV = rows_CD @ table_VD.T
             loss += _loss_to_gradient(gradient_CV, targets_C1, num_rows, wide)
             gradient_ND[here] = gradient_CV @ table_VD
-            if gradient_CV.dtype == wide:
+            if gradient_VD is None:
+                pass
+            elif gradient_CV.dtype == wide:
                 gradient_VD.addmm_(gradient_CV.T, rows_CD)
             else:
                 gradient_VD.add_(gradient_CV.T @ rows_CD)
             # Otherwise it would exist while the next one is computed.
             del gradient_CV
-        ctx.save_for_backward(gradient_ND, gradient_VD.to(table_VD.dtype))
+        narrow_VD = None if gradient_VD is None else gradient_VD.to(table_VD.dtype)
+        ctx.save_for_backward(gradient_ND, narrow_VD)
         return loss / num_rows
 
     @staticmethod
     @once_differentiable
     @override
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         gradient_ND, gradient_VD = ctx.saved_tensors
         # In place, because a copy would take as much as the head's weights. A second backward pass
         # through the same graph is an error of autograd's.
-        return gradient_ND.mul_(gradient), gradient_VD.mul_(gradient), None
+        if gradient_VD is not None:
+            gradient_VD.mul_(gradient)
+        return gradient_ND.mul_(gradient), gradient_VD, None

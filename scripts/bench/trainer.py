@@ -14,10 +14,10 @@ from decod.run.training_config import OptimizerConfig
 
 
 def _plain(
-    make: Callable[..., Tensor], inputs: Sequence[Tensor], linears: Sequence[nn.Linear]
+    make: Callable[..., Tensor], inputs: Sequence[Tensor], layers: Sequence[nn.Module]
 ) -> tuple[Tensor, ...]:
     made = make(*inputs)
-    return tuple(layer(made) for layer in linears) or (made,)
+    return tuple(layer(made) for layer in layers) or (made,)
 
 
 def place_initial(stage: Stage, run: RunConfig) -> None:
