@@ -31,7 +31,7 @@ from bench.child import BenchError  # noqa: E402
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig  # noqa: E402
 from decod.run.run_config import RunConfig  # noqa: E402
 from decod.run.training_config import BatchConfig  # noqa: E402
-from decod.train.checkpoint.entries import moments_of, state_size_bytes  # noqa: E402
+from decod.train.checkpoint.entries import state_size_bytes  # noqa: E402
 
 _MIB = 1 << 20
 _8B = {
@@ -67,7 +67,7 @@ def run_of(options: argparse.Namespace) -> RunConfig:
 
 def state_bytes(run: RunConfig) -> int:
     """Return the size of the whole state."""
-    return state_size_bytes(run.model, run.stages, moments_of(run))
+    return state_size_bytes(run)
 
 
 def measure(arguments: Sequence[str], run: RunConfig, folder: Path) -> dict[str, int]:

@@ -30,7 +30,6 @@ from bench.child import BenchError  # noqa: E402
 
 from decod.run.run_config import RunConfig  # noqa: E402
 from decod.train.checkpoint.entries import (  # noqa: E402
-    moments_of,
     size_bytes_of,
     state_tensors,
 )
@@ -41,7 +40,7 @@ _MIB = 1 << 20
 def stage_bytes(run: RunConfig) -> int:
     """Return the size of the state that is loaded."""
     return size_bytes_of(
-        state_tensors(run.model, run.stages, loading_phases.STAGE, moments_of(run))
+        state_tensors(run, loading_phases.STAGE)
     )
 
 

@@ -200,6 +200,14 @@ _OPTIONS = (
         help="Most memory of the device that this node uses, like 10GiB.",
     ),
     click.option(
+        "--base",
+        envvar="DECOD_BASE",
+        type=click.Path(path_type=Path),
+        metavar="FOLDER",
+        help="Folder of the model beside which the run trains an adapter. Volunteers without it"
+        " fetch their part from members.",
+    ),
+    click.option(
         "--disk-max",
         envvar="DECOD_DISK_MAX",
         type=WrittenType("size", read_size),
@@ -314,6 +322,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         download_max_mbit=options["download_max"],
         device_memory_max_bytes=options["device_memory_max"],
         disk_max_bytes=options["disk_max"],
+        base_dir=absolute(options.get("base")),
         schedule=options.get("schedule"),
         pause_when=options.get("pause_when"),
         drain_timeout_s=options["drain_timeout"],

@@ -331,7 +331,7 @@ class StagePlans:
     """What averages of one stage are of, and how they travel.
 
     Args:
-        shapes: Of its parameters, in the order of the flat buffer.
+        shapes: Of its trained parameters, in the order of the flat buffer. There may be none.
         num_fragments: At least 1.
         config: The method with its start values. None: averages travel whole.
         wide: Dtype of what isn't rounded: `float32`, or `float64` for models in float64.
@@ -351,14 +351,13 @@ class StagePlans:
         self._config = config
         self._wide = wide
         shapes = tuple(shapes)
-        if not 1 <= num_fragments <= len(shapes):
+        if shapes and not 1 <= num_fragments <= len(shapes):
             raise CompressionError(
                 f"fragments are {num_fragments}, but the stage has {len(shapes)} parameters"
             )
-        ends = list(itertools.accumulate(map(math.prod, shapes)))
-        whole = Fragment(0, slice(0, ends[-1]), shapes)
-        cuts = _cuts(ends, num_fragments)
-        starts = [0, *ends]
+        starts = list(itertools.accumulate(map(math.prod, shapes), initial=0))
+        whole = Fragment(0, slice(0, starts[-1]), shapes)
+        cuts = _cuts(starts[1:], num_fragments) if shapes else [0] * (num_fragments + 1)
         self.fragments = (
             whole,
             *(

@@ -6,10 +6,17 @@ import re
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from decod.model.shape import block_shapes, input_bytes, kept_bytes, loss_bytes, stage_shapes
+from decod.model.shape import (
+    block_shapes,
+    frozen_bytes,
+    input_bytes,
+    kept_bytes,
+    loss_bytes,
+    trained_shapes,
+)
 from decod.run.model_config import ModelDtype, stage_blocks
 from decod.run.run_config import RunConfig
-from decod.train.checkpoint.entries import DTYPE_BYTES, moments_of, state_tensors
+from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
 
 _GRADIENT = 1
 _GATHERED = 3
@@ -23,10 +30,11 @@ class StageNeeds:
     """The needs of one stage. Memory is the least that it takes: torch and the system need more."""
 
     num_parameters: int
+    """Parameters that are trained."""
     state_bytes: int
     """Weights and common moments, as a newcomer fetches them and a disk keeps them."""
     weights_bytes: int
-    """Memory of the device for the weights alone."""
+    """Memory of the device for the weights alone, trained or not."""
     optimizer_bytes: int
     """The same for moments, next values of weights and moments, and the gradient."""
     gradient_bytes: int
@@ -37,6 +45,8 @@ class StageNeeds:
     """Memory of the device for one microbatch between its forward and its backward pass."""
     input_bytes: int
     """The same with recomputation, which keeps a microbatch's input alone."""
+    frozen_bytes: int = 0
+    """The part of the weights that is not trained."""
     host_bytes: int = 0
     """Memory of the host for the state, its next values and the sum of gradients of a stage that is
     spread over several devices. 0: all of that is on the device."""
@@ -84,8 +94,8 @@ def stage_needs(
     """
     model = run.model
     sync = run.sync
-    tensors = state_tensors(model, run.stages, stage_index, moments_of(run))
-    num_parameters = sum(map(math.prod, stage_shapes(model, run.stages, stage_index).values()))
+    tensors = state_tensors(run, stage_index)
+    num_parameters = sum(map(math.prod, trained_shapes(run, stage_index).values()))
     wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
     # A bfloat16 model has weights of its own beside the wide ones.
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
@@ -94,15 +104,19 @@ def stage_needs(
     num_blocks = len(stage_blocks(model, run.stages)[stage_index])
     batch = run.batch
     is_first = stage_index == 0
+    trains = run.trains_all
     num_tokens = math.ceil(batch.microbatch_size / num_devices) * batch.sequence_length
     needs = StageNeeds(
         num_parameters=num_parameters,
         state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),
-        weights_bytes=num_parameters * (wide_bytes + narrow_bytes),
+        frozen_bytes=frozen_bytes(run, stage_index),
+        weights_bytes=num_parameters * (wide_bytes + narrow_bytes) + frozen_bytes(run, stage_index),
         optimizer_bytes=num_parameters * (num_held - 1) * wide_bytes,
         gradient_bytes=num_parameters * _GRADIENT * wide_bytes,
-        loss_bytes=loss_bytes(model, num_tokens) if is_first else 0,
-        microbatch_bytes=kept_bytes(model, num_tokens, num_blocks=num_blocks, is_first=is_first),
+        loss_bytes=loss_bytes(model, num_tokens, trains_head=trains) if is_first else 0,
+        microbatch_bytes=kept_bytes(
+            model, num_tokens, num_blocks=num_blocks, is_first=is_first, adapter=run.adapter
+        ),
         input_bytes=input_bytes(model, num_tokens, is_first=is_first),
     )
     return _spread(needs, run, stage_index, num_devices) if sharded else needs
@@ -116,7 +130,7 @@ def _spread(needs: StageNeeds, run: RunConfig, stage_index: int, num_devices: in
     """
     model = run.model
     sizes = Counter[str]()
-    for name, shape in stage_shapes(model, run.stages, stage_index).items():
+    for name, shape in trained_shapes(run, stage_index).items():
         block = re.search(r"\.\d+\.", name)
         sizes[block[0] if block else ""] += math.prod(shape)
     largest = max(sizes.values())

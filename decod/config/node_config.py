@@ -203,6 +203,9 @@ class NodeConfig:
     at once, and the others repeat an iteration. Raise it if iterations take longer."""
     state_dir: Path = field(default_factory=default_state_dir)
     """Identity, checkpoints, logs and control socket. One node per folder."""
+    base_dir: Path | None = None
+    """Folder of the model beside which the run trains an adapter. Absent: its weights are fetched
+    from members, into `state_dir`. A leader must have it."""
     checkpoint_store: str | None = None
     """Path or URL of the store of checkpoints that this node shares with the leader and others. A
     path may differ from host to host. Absent: checkpoints lie on the leader's disk."""

@@ -25,7 +25,7 @@ from decod.data.tokenizer import (
 )
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.limits import STAGE_INDEX_MAX
-from decod.model.shape import block_shapes, outer_shapes, stage_shapes
+from decod.model.shape import block_shapes, outer_shapes, trained_shapes
 from decod.protocol.core.average_spec import BITS, FRAGMENTS_MAX, AverageFormat, AverageSpec
 from decod.protocol.flows.registry import ROUTINGS
 from decod.run.model_config import ModelConfig, ModelDtype, Shapes, stage_blocks
@@ -249,6 +249,7 @@ def validate(run: RunConfig) -> None:
             fix="shorten the sequences or raise model.max_position_embeddings",
         )
     stage_blocks(run.model, run.stages)
+    run.adapter.of(run.model)
     _validate_sizes(run)
     _validate_sync(run)
     if run.organisation is Organisation.SERVERS:
@@ -265,7 +266,7 @@ def plans_of(run: RunConfig) -> dict[int, StagePlans]:
     wide = "float64" if run.model.dtype is ModelDtype.FLOAT64 else "float32"
     stages = range(run.stages.num_relay_stages + 1)
     # A stage's flat buffers are in sorted order of names, as in `Layout`.
-    ordered = [sorted(stage_shapes(run.model, run.stages, k).items()) for k in stages]
+    ordered = [sorted(trained_shapes(run, k).items()) for k in stages]
     return {
         k: StagePlans([s for _, s in named], sync.fragments, sync.compression_config, wide=wide)
         for k, named in enumerate(ordered)
@@ -391,6 +392,9 @@ class Manifest:
     carried: str = NOTHING
     """What lies beside the weights in the folder of `--init`, as `Carried` spells it: every export
     gets it back. `none` without such a folder."""
+    base: str = ""
+    """The hashes of the weights beside which the run trains an adapter, part by part, 64
+    hexadecimal digits each (`decod.train.checkpoint.base`). Empty: it trains all parameters."""
     protocol_version: int = PROTOCOL_VERSION
     """Protocol version of the release that made it."""
 
@@ -417,6 +421,16 @@ class Manifest:
                 fix="resume from a checkpoint, or start a new run",
             )
         Carried.from_text(self.carried)
+        trains_all = self.run.trains_all
+        num_parts = 0 if trains_all else self.run.model.num_hidden_layers + 1
+        if not re.fullmatch(f"[0-9a-f]{{{64 * num_parts}}}", self.base):
+            raise ConfigError(
+                f"base has {len(self.base)} characters",
+                why=f"the run needs {num_parts} hashes of 64 hexadecimal digits there",
+                fix="start the run with the folder of a model in --base"
+                if num_parts
+                else 'leave --base out, or give adapter.kind = "lora"',
+            )
         if self.protocol_version != PROTOCOL_VERSION:
             raise ConfigError(
                 f"protocol_version is {self.protocol_version}",

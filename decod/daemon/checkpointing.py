@@ -38,7 +38,6 @@ from decod.tasks import in_thread, to_its_end
 from decod.train.checkpoint.description import Description, described_hash, unlike_hash
 from decod.train.checkpoint.entries import (
     check_tensors,
-    moments_of,
     size_bytes_of,
     state_size_bytes,
     state_tensors,
@@ -137,7 +136,7 @@ class SharedParts:
 
     def expect(self, stage_index: int, description: Description, hash_: str) -> None:
         run, entries = self._run, description.entries
-        check_tensors(entries, state_tensors(run.model, run.stages, stage_index, moments_of(run)))
+        check_tensors(entries, state_tensors(run, stage_index))
         if hash_ not in ("", described_hash(entries)):
             raise unlike_hash(stage_index, self._iteration)
 
@@ -449,7 +448,7 @@ class Checkpoints:
             CheckpointError: The disk refuses, or has too little room (E-CKP-012).
         """
         run = self._part.run
-        size_bytes = state_size_bytes(run.model, run.stages, moments_of(run)) if whole else 0
+        size_bytes = state_size_bytes(run) if whole else 0
 
         def begin() -> ArrivingStages:
             # Left by leaders that were killed while they wrote. Nobody else would remove them.
@@ -578,7 +577,7 @@ def _write_shared(
 
 
 def _expected(run: RunConfig, stage_index: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return state_tensors(run.model, run.stages, stage_index, moments_of(run))
+    return state_tensors(run, stage_index)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -18,6 +18,7 @@ from decod.data.dataset import Dataset
 from decod.model.hf import require_same
 from decod.model.weights import check_weights
 from decod.run.run_config import RunConfig
+from decod.train.checkpoint.base import base_hashes
 from decod.train.model_folder import judge_folder
 
 READ_AT_START_MAX_BYTES = 128 * 2**20
@@ -37,7 +38,7 @@ def manifest_of(
     Args:
         run: The configuration in the run file.
         dataset: The data to train on.
-        init_dir: Folder of the model to start from, if any.
+        init_dir: Folder of the model to start from, or beside which an adapter is trained, if any.
         say: Takes a sentence on each check that could not be made, and on what an export will lack.
 
     Raises:
@@ -46,11 +47,14 @@ def manifest_of(
             were made with another tokenizer than the weights.
     """
     dataset.require_batch(run.batch)
-    weights, carried = "seed", NOTHING
+    weights, base, carried = "seed", "", NOTHING
     if init_dir is not None:
         given = judge_folder(init_dir, dataset=dataset, dtype=run.model.dtype, trains=True)
         require_same(run.model, given.config, init_dir / "config.json")
-        weights = check_weights(init_dir, run.model)
+        if run.trains_all:
+            weights = check_weights(init_dir, run.model)
+        else:
+            base = "".join(base_hashes(init_dir, run.model))
         found, left_out = read_carried(init_dir, dataset)
         carried = found.to_text()
         for text in (*given.unchecked, *left_out):
@@ -60,6 +64,7 @@ def manifest_of(
         data_index_sha256=dataset.index_sha256,
         data_vocab_size=dataset.vocab_size,
         initial_weights=weights,
+        base=base,
         carried=carried,
     )
 

@@ -11,7 +11,7 @@ from decod.clocks import Stopwatch
 from decod.config.node_config import DEVICE_LABEL, NodeConfig
 from decod.daemon.node_errors import error_of, run_job
 from decod.daemon.pausing.pause_probes import OwnGpu
-from decod.daemon.run_facts import RunPart, sizes_of, tensor_sizes
+from decod.daemon.run_facts import RunPart, base_of, sizes_of, tensor_sizes
 from decod.daemon.stage_memory import (
     CAPACITY_AUTO_MAX,
     capacity_of,
@@ -161,6 +161,7 @@ class HostDevice:
             **described(part.run, config, part.role),
             "data_dir": str(part.data_dir) if part.data_dir else None,
             "init_dir": str(part.init_dir) if part.init_dir else None,
+            **self._base_settings(),
             "checkpoint_dir": address_of(part.checkpoint_dir) if part.checkpoint_dir else None,
             "checkpoint_sha256": part.manifest.initial_weights,
         }
@@ -181,13 +182,23 @@ class HostDevice:
         if recomputes(part.run, stage, config, facts["memory_bytes"]):
             await self.run(SetRecompute(recompute=True))
             self._note("memory.recomputed")
-        await self.run(Build(stage))
+        await self.run(Build(stage, trial=True))
         measured: Measured = await self.run(Measure())
         room_bytes = facts["memory_bytes"] - self._state_bytes(stage, facts["memory_bytes"])
         capacity = config.capacity or capacity_of(
             part.run, part.role, room_bytes, measured, self.name
         )
         return MeasuredHost(capacity, (measured.forward_s + measured.backward_s) / 2)
+
+    def _base_settings(self) -> dict[str, Any]:
+        base = base_of(self._part, self._config)
+        if base is None:
+            return {}
+        return {
+            "base": "".join(base.hashes),
+            "base_cache": str(base.cache),
+            "base_dir": str(base.folder) if base.folder else None,
+        }
 
     def _state_bytes(self, stage: int, free_bytes: int) -> int:
         """Return what a stage takes of the device beside its microbatches.

@@ -37,7 +37,7 @@ from decod.train.checkpoint.description import (
     described_hash,
     parse_description,
 )
-from decod.train.checkpoint.entries import StateBytes, moments_of, state_tensors, weight_tensors
+from decod.train.checkpoint.entries import StateBytes, state_tensors, weight_tensors
 from decod.train.checkpoint.initial_state import InitialState, from_checkpoint, from_folder
 from decod.train.checkpoint.iteration_folders import ArrivedStage, numbered, stage_file
 from decod.train.checkpoint.places import File, Folder, opened
@@ -100,7 +100,7 @@ class InitialStates:
         part, run = self._part, self._part.run
         if part.checkpoint_dir is None:
             assert part.init_dir is not None
-            weights = weight_tensors(run.model, run.stages, stage_index)
+            weights = weight_tensors(run, stage_index)
             return from_folder(part.init_dir, run.model, weights)
         checkpoint = read_checkpoint(part.checkpoint_dir)
         manifest = checkpoint.manifest
@@ -111,7 +111,7 @@ class InitialStates:
                 fix="put it back, or start the run again with --resume",
                 code="E-CKP-010",
             )
-        tensors = state_tensors(run.model, run.stages, stage_index, moments_of(run))
+        tensors = state_tensors(run, stage_index)
         return from_checkpoint(checkpoint, tensors, part.checkpoint_chunks)
 
 

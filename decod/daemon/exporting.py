@@ -433,7 +433,7 @@ async def export_model(sources: SnapshotSources, run: RunConfig, folder: Path) -
         DataError: The folder can't be written (E-DAT-014).
     """
     require_begun(sources)
-    writer = await in_thread(lambda: ModelWriter(folder, run.model))
+    writer = await in_thread(lambda: ModelWriter(folder, run.model, run.adapter))
     destination = _ModelFile(writer, run)
     try:
         async with run_snapshot(sources, destination, with_optimizer=False) as states:
@@ -454,7 +454,7 @@ class _ModelFile:
 
     def place(self, stage_index: int, description: Description) -> StateInFile:
         run, entries = self._run, description.entries
-        check_tensors(entries, weight_tensors(run.model, run.stages, stage_index))
+        check_tensors(entries, weight_tensors(run, stage_index))
         starts = [self._writer.starts[entry.name] for entry in entries]
         return StateInFile(self._writer.file, entries, starts, _require_finite)
 

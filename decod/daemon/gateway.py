@@ -6,7 +6,7 @@ It passes messages, tensors and states in both directions.
 import asyncio
 import hashlib
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -300,8 +300,9 @@ class PeerAnswers:
     """Returns where this node tells others that it is."""
     status: Callable[[], str]
     """Returns the status for members, as JSON."""
-    find_kept: Callable[[StateRequest], Awaitable[StateBlob | None]]
-    """Finds a state on this host's disk."""
+    find_kept: Callable[[StateRequest], Awaitable[StateBlob | str | None]]
+    """Finds a state, or weights that are not trained, on this host's disk. A text says why there is
+    none. None: the device may have it."""
     initial: InitialStates | None = None
     """The initial states, if this node gives them to all others: at the leader of a run that starts
     from weights."""
@@ -622,7 +623,7 @@ class Gateway:
         Raises:
             DecodError: No donor can be reached, or none gave the whole state.
         """
-        donors = self._donors(wanted)
+        donors = self._addressed(wanted.donors)
         request = self._request(wanted, with_optimizer=with_optimizer and wanted.with_optimizer)
         # Rounded parameters can't be compared with the hash of those that are stepped.
         checked = request.with_optimizer or not self._sizes.rounded
@@ -640,6 +641,23 @@ class Gateway:
         )
         return fetched.description.text
 
+    async def fetch_base(self, sha256: str, donors: Sequence[NodeId], sink: StateSink) -> None:
+        """Fetch a part of the weights that the run does not train into the sink's last buffer.
+
+        Raises:
+            DecodError: No donor can be reached, or none gave the whole part.
+        """
+        request = StateRequest(
+            run_id=self._run_id,
+            sender=self._node_id,
+            stage_index=0,
+            iteration=0,
+            with_optimizer=False,
+            base_hash=sha256,
+        )
+        terms = DownloadTerms(wanted_hash=sha256, pace=self.intake)
+        await download(request, self._addressed(donors), sink, self._membership.tls, terms)
+
     async def write_part(
         self, wanted: FetchState, folder: str, described: Callable[[Description], None]
     ) -> Description:
@@ -654,7 +672,7 @@ class Gateway:
             NoStoreError: The member has no store.
             DecodError: It can't be reached, or did not write it.
         """
-        [member] = self._donors(wanted)
+        [member] = self._addressed(wanted.donors)
         request = PartRequest(
             state=self._request(wanted, with_optimizer=True),
             folder=folder,
@@ -662,13 +680,18 @@ class Gateway:
         )
         return await write_part(request, member, described, self._membership.tls)
 
-    def _donors(self, wanted: FetchState) -> list[Donor]:
-        allowed = [donor for donor in wanted.donors if not self._shuns(donor)]
+    def _addressed(self, nodes: Sequence[NodeId]) -> list[Donor]:
+        """Return those of some nodes from which this one may fetch.
+
+        Raises:
+            DecodError: There are none.
+        """
+        allowed = [node for node in nodes if not self._shuns(node)]
         addresses = {donor: self.client.address_of(donor) for donor in allowed}
         donors = [Donor(node, address) for node, address in addresses.items() if address]
         if not donors:
             raise DecodError(
-                f"no address of {', '.join(node[:8] for node in wanted.donors) or 'a donor'}",
+                f"no address of {', '.join(node[:8] for node in nodes) or 'a donor'}",
                 why="they have left the run, or are banned",
                 fix="nothing: others are asked",
                 code="E-NET-007",

@@ -153,7 +153,7 @@ def _prepared(
 ) -> tuple[Manifest, Resumed | None]:
     """Return the run's manifest, and the checkpoint to go on from if the options ask for one."""
     require_held_out(options.run_file, dataset)
-    manifest = manifest_of(options.run_file.run, dataset, options.init_dir, say)
+    manifest = manifest_of(options.run_file.run, dataset, options.model_dir, say)
     if options.resume is None:
         return manifest, None
     resumed = find_resumed(

@@ -19,6 +19,7 @@ from typing_extensions import override
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.audit_feed import feed_of
+from decod.daemon.base_supply import BaseSupply
 from decod.daemon.checkpointing import store_of
 from decod.daemon.data_supply import BlockSource, DataSupply, FolderSource, StoreSource
 from decod.daemon.device_owner import HostDevice, MeasuredHost
@@ -34,7 +35,14 @@ from decod.daemon.node_folder import KnownPeers, VoteFile
 from decod.daemon.open_files import RAISE, FileLimit, is_exhausted
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.reachability import own_server
-from decod.daemon.run_facts import RunPart, facts_of, num_nodes_least, sizes_of, tensor_sizes
+from decod.daemon.run_facts import (
+    RunPart,
+    base_of,
+    facts_of,
+    num_nodes_least,
+    sizes_of,
+    tensor_sizes,
+)
 from decod.daemon.status import (
     RECONNECTING,
     WholeStatus,
@@ -47,7 +55,7 @@ from decod.daemon.succession import RunContacts
 from decod.daemon.work import WorkLedger
 from decod.data.dataset import Dataset
 from decod.driver.arena import StateCopies
-from decod.driver.compute import PlanningProcess
+from decod.driver.compute import Compute, PlanningProcess
 from decod.driver.driver import CoreHandle, DriverPorts, NodeDriver
 from decod.errors import ConfigError
 from decod.ids import NodeId
@@ -58,6 +66,7 @@ from decod.journal.run_progress import THIS_NODE, RecentEvents, RunProgress
 from decod.membership.receipts import ReceiptAnswer
 from decod.membership.statements import DecisionSeals, TensorProofs
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
+from decod.net.donor import StateBlob, StateRequest
 from decod.net.server import DataServices
 from decod.net.storing import Sharing
 from decod.process import keep_pauses_short
@@ -158,6 +167,8 @@ class PipelineNode(Node):
         self.work = WorkLedger(part, self.core, partial(_ask_receipt, part), self.note)
         self.supply = None if dataset is None else self._make_supply(dataset)
         """At a data node: the layer that gives the compute process its data."""
+        self.base = self._make_base()
+        """In a run with an adapter: the layer that gives the compute process the other weights."""
         services = None
         if registrar is not None and self.supply is not None:
             services = DataServices(registrar, self.supply.read_for_peer, self.work.receipt_of)
@@ -206,7 +217,7 @@ class PipelineNode(Node):
             hello=self._hello,
             address=lambda: self.address,
             status=lambda: json.dumps(for_members(self.local_status())),
-            find_kept=lambda request: self.states.find(request),  # noqa: PLW0108 - made later.
+            find_kept=self._find_state,
             initial=InitialStates(part) if gives_initial else None,
         )
         return Gateway(
@@ -217,6 +228,14 @@ class PipelineNode(Node):
             files=self._files,
             paces=self._host.caps.paces,
         )
+
+    async def _find_state(self, request: StateRequest) -> StateBlob | str | None:
+        """Return what this host's disk has, or why not. None: the device may have it."""
+        if not request.base_hash:
+            return await self.states.find(request)
+        if self.base is None:
+            return "the run trains all weights"
+        return await self.base.find(request.base_hash)
 
     def _make_states(self) -> DiskStates:
         """Return what keeps states of stages on this host's disk."""
@@ -239,6 +258,20 @@ class PipelineNode(Node):
             source = StoreSource(dataset, run.batch, run.seed, note=note, clock=time.monotonic)
         membership, leave = self.part.membership, partial(self.requests.leave, 0.0)
         return DataSupply(source, self.core, self.part.run_id, membership, note=note, leave=leave)
+
+    def _make_base(self) -> BaseSupply | None:
+        """Return what gets the weights that the run does not train, if there are any."""
+        source = base_of(self.part, self.config)
+        if source is None:
+            return None
+        return BaseSupply(
+            dataclasses.replace(source, room=self.disk_room),
+            self.part.run,
+            self.core,
+            fetch=self.gateway.fetch_base,
+            note=self.note,
+            leave=partial(self.requests.leave, 0.0),
+        )
 
     def _make_sharing(self) -> Sharing:
         """Return how this node writes its stage's part of a checkpoint when the leader asks."""
@@ -269,8 +302,9 @@ class PipelineNode(Node):
         await self._listen()
         await self._host.present(self)
         self._stack.enter_context(self._host.operates(self.requests, self.device))
-        if self.supply is not None:
-            await self._stack.enter_async_context(self.supply)
+        for layer in (self.supply, self.base):
+            if layer is not None:
+                await self._stack.enter_async_context(layer)
         await self._stack.enter_async_context(self.metrics)
         await self._stack.enter_async_context(self.iterations)
         await self._stack.enter_async_context(self.credit)
@@ -330,7 +364,12 @@ class PipelineNode(Node):
             read_bans=bans.read,
             proofs=TensorProofs(part.membership.host, part.run_id),
         )
-        run, supply = part.run, self.supply
+        run = part.run
+        compute: Compute = device.compute
+        if self.supply is not None:
+            compute = self.supply.before(compute, device.arena)
+        if self.base is not None:
+            compute = self.base.before(compute)
         machine = NodeMachine(
             identity,
             run,
@@ -342,9 +381,7 @@ class PipelineNode(Node):
         self._stack.push_async_callback(planning.close)
         driver = NodeDriver(
             machine,
-            self.metrics.timed(
-                device.compute if supply is None else supply.before(device.compute, device.arena)
-            ),
+            self.metrics.timed(compute),
             device.arena,
             sizes_of(run),
             DriverPorts(

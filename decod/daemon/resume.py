@@ -16,7 +16,7 @@ from decod.daemon.host import Say
 from decod.errors import CheckpointError, ConfigError
 from decod.journal.iteration_file import FILE_NAME
 from decod.texts import span
-from decod.train.checkpoint.entries import check_tensors, moments_of, state_tensors
+from decod.train.checkpoint.entries import check_tensors, state_tensors
 from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.manifest import CheckpointManifest, Settings
 from decod.train.checkpoint.places import Folder
@@ -160,7 +160,7 @@ def _foreign_tensors(checkpoint: Checkpoint, manifest: Manifest) -> list[str]:
     """
     run, expected = manifest.run, dict[str, tuple[str, tuple[int, ...]]]()
     for stage in range(run.stages.num_relay_stages + 1):
-        expected |= state_tensors(run.model, run.stages, stage, moments_of(run))
+        expected |= state_tensors(run, stage)
     assert checkpoint.manifest is not None
     entries = [entry for stage in checkpoint.manifest.stages for entry in stage]
     try:

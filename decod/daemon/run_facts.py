@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from decod.clocks import wall_clock
+from decod.config.node_config import NodeConfig
 from decod.config.schema import (
     Manifest,
     activation_size_bytes,
@@ -23,7 +24,8 @@ from decod.protocol.core.view import Duty, Role
 from decod.run.model_config import ModelDtype
 from decod.run.run_config import Organisation, RunConfig
 from decod.texts import base32
-from decod.train.checkpoint.entries import moments_of, size_bytes_of, state_tensors
+from decod.train.checkpoint.base import BaseSource, split_hashes
+from decod.train.checkpoint.entries import size_bytes_of, state_tensors
 from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.places import Folder
 
@@ -118,6 +120,12 @@ class RunPart(NodePart):
         return "run.started" if self.checkpoint_dir is None else "run.resumed"
 
 
+def base_of(part: RunPart, config: NodeConfig) -> BaseSource | None:
+    """Return where this host finds weights that its run does not train. None: it trains all."""
+    hashes = split_hashes(part.manifest.base)
+    return BaseSource(hashes, config.state_dir, config.base_dir) if hashes else None
+
+
 def facts_of(manifest: Manifest) -> RunFacts:
     """Return what the core must know of a manifest beside its settings."""
     return RunFacts(
@@ -158,8 +166,7 @@ def sizes_of(run: RunConfig) -> Sizes:
 
 def largest_state_bytes(run: RunConfig) -> int:
     """Return the size of the state of the largest stage."""
-    moments, indices = moments_of(run), range(run.stages.num_relay_stages + 1)
-    states = (state_tensors(run.model, run.stages, index, moments) for index in indices)
+    states = (state_tensors(run, index) for index in range(run.stages.num_relay_stages + 1))
     return max(map(size_bytes_of, states))
 
 

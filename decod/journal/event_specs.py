@@ -186,6 +186,12 @@ _SPECS = (
     ),
     EventSpec("data.uncached", "blocks of the data can't be kept in {path}: {reason}", _W),
     EventSpec("data.lost", "this node leaves, since its data are bad: {reason}", _E),
+    EventSpec(
+        "base.fetching",
+        "{num_parts} parts of the weights that the run adapts are fetched for stage {stage}",
+    ),
+    EventSpec("base.fetched", "{num_parts} parts of these weights are here, in {duration_s} s"),
+    EventSpec("base.failed", "part {part} of these weights did not come: {reason}", _W),
     EventSpec("message.refused", "message from {peer} refused: {reason}", _W),
     # A node's place in the run.
     EventSpec("stage.assigned", "this node runs stage {stage}: {reason}"),

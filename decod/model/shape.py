@@ -8,7 +8,23 @@ query head (`decod.model.attention`). Estimates count them once for every key he
 is refused that fits.
 """
 
-from decod.run.model_config import ModelConfig, ModelDtype, Shapes, StagesConfig, stage_blocks
+import math
+
+from decod.run.model_config import (
+    NO_ADAPTER,
+    AdapterConfig,
+    ModelConfig,
+    ModelDtype,
+    Shapes,
+    StagesConfig,
+    stage_blocks,
+)
+from decod.run.run_config import RunConfig
+
+LORA_A = "lora_A.weight"
+LORA_B = "lora_B.weight"
+"""Ends of the names of an adapter's matrices, as PEFT names them: (rank, inputs), and (outputs,
+rank), which is zero at first."""
 
 LOSS_ROWS_MIN = 128
 """Positions whose logits exist at a time. Fewer would make the matrix products slow."""
@@ -30,6 +46,11 @@ def outer_shapes(model: ModelConfig) -> Shapes:
     return shapes
 
 
+def part_shapes(model: ModelConfig, part: int) -> Shapes:
+    """Return names and shapes of the parameters of a block, `part - 1`, or of those outside: 0."""
+    return block_shapes(model, part - 1) if part else outer_shapes(model)
+
+
 def model_shapes(model: ModelConfig) -> Shapes:
     """Return names and shapes of all parameters, in sorted order of names."""
     shapes = outer_shapes(model)
@@ -49,6 +70,51 @@ def stage_shapes(model: ModelConfig, stages: StagesConfig, stage_index: int) -> 
     return dict(sorted(shapes.items()))
 
 
+def adapter_shapes(model: ModelConfig, adapter: AdapterConfig, index: int) -> Shapes:
+    """Return names and shapes of what is trained beside the matrices of one block."""
+    shapes = block_shapes(model, index)
+    found: Shapes = {}
+    for target in adapter.of(model):
+        name = f"{model.family.block_prefix}{index}.{target}"
+        num_outputs, num_inputs = shapes[f"{name}.weight"]
+        if model.family.transposed:
+            num_outputs, num_inputs = num_inputs, num_outputs
+        found[f"{name}.{LORA_A}"] = (adapter.rank, num_inputs)
+        found[f"{name}.{LORA_B}"] = (num_outputs, adapter.rank)
+    return found
+
+
+def trained_shapes(run: RunConfig, stage_index: int) -> Shapes:
+    """Return names and shapes of the parameters that a stage trains, in sorted order of names."""
+    if run.trains_all:
+        return stage_shapes(run.model, run.stages, stage_index)
+    found: Shapes = {}
+    for index in stage_blocks(run.model, run.stages)[stage_index]:
+        found |= adapter_shapes(run.model, run.adapter, index)
+    return dict(sorted(found.items()))
+
+
+def frozen_shapes(run: RunConfig, stage_index: int) -> Shapes:
+    """Return names and shapes of the parameters that a stage holds and does not train."""
+    if run.trains_all:
+        return {}
+    return stage_shapes(run.model, run.stages, stage_index)
+
+
+def frozen_bytes(run: RunConfig, stage_index: int) -> int:
+    """Return the memory of the parameters that a stage does not train.
+
+    Matrices of blocks have the base's format. All else has the model's dtype.
+    """
+    dtype = run.model.dtype
+    total = 0.0
+    for name, shape in frozen_shapes(run, stage_index).items():
+        narrow = len(shape) > 1 and name.startswith(run.model.family.block_prefix)
+        each_bytes = run.adapter.base.weight_bytes(dtype) if narrow else dtype.num_bytes
+        total += each_bytes * math.prod(shape)
+    return round(total)
+
+
 _TOKEN_BYTES = 8
 """Token ids are int64."""
 
@@ -65,23 +131,32 @@ def input_bytes(model: ModelConfig, num_tokens: int, *, is_first: bool) -> int:
     return num_tokens * each_bytes
 
 
-def kept_bytes(model: ModelConfig, num_tokens: int, *, num_blocks: int, is_first: bool) -> int:
+def kept_bytes(
+    model: ModelConfig,
+    num_tokens: int,
+    *,
+    num_blocks: int,
+    is_first: bool,
+    adapter: AdapterConfig = NO_ADAPTER,
+) -> int:
     """Return what a stage keeps of one microbatch. Arguments as for `input_bytes`.
 
     The blocks' inputs are part of it, and so is the stage's own.
     """
     tokens_bytes = num_tokens * _TOKEN_BYTES if is_first else 0
-    return tokens_bytes + num_blocks * num_tokens * _of_block(model)
+    # What the first matrix of each pair has made.
+    thin_bytes = len(adapter.of(model)) * adapter.rank * model.dtype.num_bytes
+    return tokens_bytes + num_blocks * num_tokens * (_of_block(model) + thin_bytes)
 
 
-def loss_bytes(model: ModelConfig, num_tokens: int) -> int:
-    """Return what the loss of a microbatch takes, with the gradient of the head.
+def loss_bytes(model: ModelConfig, num_tokens: int, *, trains_head: bool = True) -> int:
+    """Return what the loss of a microbatch takes, with the gradient of the head if it is trained.
 
     That is the most of two instants: when the logits of some positions become their gradient, and
     when that is multiplied into the gradient of the head. See `decod.model.autograd`.
     """
     num_rows = min(LOSS_ROWS_MIN, num_tokens)
-    width = model.hidden_size
+    width = model.hidden_size if trains_head else 0
     wide_bytes = _wide_bytes(model)
     # Narrow models have logits, and the head's gradient, in their own dtype beside the wide one.
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes

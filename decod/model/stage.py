@@ -16,6 +16,7 @@ Legend: B sequences, T positions, D width, V vocabulary.
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any, Protocol
 
@@ -28,6 +29,7 @@ from typing_extensions import override
 
 from decod.model.attention import KeyValueCache, Rotary, rotary_tables
 from decod.model.autograd import linear_cross_entropy
+from decod.model.shape import LORA_A, LORA_B
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
 
 _NUM_TERMS = 8
@@ -51,7 +53,8 @@ def initial_pieces(
     """Yield the initial value of one parameter as flat pieces of at most 1 MiB.
 
     Norms are 1 and biases 0. Matrices are nearly normal with deviation 0.02. Projections that write
-    into the residual stream are scaled by 1 / sqrt(2 * blocks).
+    into the residual stream are scaled by 1 / sqrt(2 * blocks). Of an adapter, the matrix behind is
+    0. That in front has the deviation of PEFT's, 1 / sqrt(3 * inputs).
 
     Yields:
         float32 on CPU, new memory.
@@ -59,13 +62,15 @@ def initial_pieces(
     Source: Language Models are Unsupervised Multitask Learners (GPT-2), section 2.3, for the
     scaling. Deviation: a sum of 8 uniform numbers replaces a normal one.
     """
-    if name.endswith(".bias"):
+    if name.endswith((".bias", LORA_B)):
         yield torch.zeros(math.prod(shape))
         return
     if len(shape) == 1:
         yield torch.ones(shape)
         return
     std = _STD
+    if name.endswith(LORA_A):
+        std = 1 / math.sqrt(3 * shape[1])
     if name.endswith(model.family.residual):
         std /= math.sqrt(2 * model.num_hidden_layers)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
@@ -110,32 +115,42 @@ class Stage(nn.Module):
             self.layers[str(index)] = resolve_name(model.family.block)(model)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """Return the parameters under their checkpoint names, in sorted order."""
+        """Return the parameters that are trained, under their checkpoint names, in sorted order."""
+        named = {self._named(path): each for path, each in self._trained()}
+        return dict(sorted(named.items()))
+
+    def frozen_by_name(self) -> dict[str, tuple[nn.Module, str]]:
+        """Return the module and attribute of each parameter that is not trained, by its name."""
+        found = {}
+        for path, parameter in self.named_parameters():
+            owner, _, leaf = path.rpartition(".")
+            if not parameter.requires_grad:
+                found[self._named(path)] = self.get_submodule(owner), leaf
+        return found
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(path, each) for path, each in self.named_parameters() if each.requires_grad]
+
+    def _named(self, path: str) -> str:
         family = self.config.family
         prefixes = {"layers.": family.block_prefix, "inner.": family.ends_prefix}
-        result = {}
-        for path, parameter in self.named_parameters():
-            for own, theirs in prefixes.items():
-                if path.startswith(own):
-                    path = theirs + path.removeprefix(own)  # noqa: PLW2901
-                    break
-            result[path] = parameter
-        return dict(sorted(result.items()))
+        for own, theirs in prefixes.items():
+            if path.startswith(own):
+                return theirs + path.removeprefix(own)
+        return path
 
     def place(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make every parameter a trainable view of the tensor of its name. Copies nothing.
+        """Make every trained parameter a view of the tensor of its name. Copies nothing.
 
         Args:
             tensors: One tensor per parameter, with its shape, all of one dtype and device.
         """
-        owners = dict(self.named_modules())
-        names = {id(parameter): name for name, parameter in self.parameters_by_name().items()}
-        for path, old in list(self.named_parameters()):
-            tensor = tensors[names[id(old)]]
+        for path, old in self._trained():
+            tensor = tensors[self._named(path)]
             assert tensor.shape == old.shape, (path, tensor.shape, old.shape)
             if old.is_meta:
                 owner, _, leaf = path.rpartition(".")
-                setattr(owners[owner], leaf, nn.Parameter(tensor))
+                setattr(self.get_submodule(owner), leaf, nn.Parameter(tensor))
             else:
                 old.data = tensor
 
@@ -268,6 +283,13 @@ class _NothingDrawn(TorchFunctionMode):
         return func(*args, **values)
 
 
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """Have modules made within the block without memory."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
+
+
 def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> Stage:
     """Return a stage's module for training, without memory. Call `place` before use.
 
@@ -275,12 +297,12 @@ def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> S
         ConfigError: The model cannot be cut like this.
     """
     blocks = stage_blocks(model, stages)[stage_index]
-    with torch.device("meta"), _NothingDrawn():
+    with without_memory():
         kind = FirstStage if stage_index == 0 else Stage
         return kind(model, blocks)
 
 
 def empty_model(model: ModelConfig) -> FirstStage:
     """Return the whole model as one module without memory. Call `place` before use."""
-    with torch.device("meta"), _NothingDrawn():
+    with without_memory():
         return FirstStage(model, range(model.num_hidden_layers))

@@ -1,6 +1,6 @@
-"""Writing of model folders in pieces, so that no model is ever in memory as a whole.
+"""Writing of models and adapters in pieces, so that none is ever in memory as a whole.
 
-The header of `model.safetensors` follows from the model's configuration. Every byte therefore has
+The header of the safetensors file follows from the model's configuration. Every byte therefore has
 its place before the first tensor is here, and tensors may come in any order. Imports no torch,
 because the node process exports models.
 """
@@ -13,16 +13,30 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from decod.errors import DataError
 from decod.files import PieceFile
 from decod.model.hf import config_to_hf
-from decod.model.shape import model_shapes
+from decod.model.shape import adapter_shapes, model_shapes
 from decod.model.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
-from decod.run.model_config import ModelConfig
+from decod.run.model_config import NO_ADAPTER, AdapterConfig, AdapterKind, ModelConfig, Shapes
 from decod.texts import why_of
+
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+PEFT_PREFIX = "base_model.model."
+"""What PEFT writes before the name of each parameter."""
+
+
+def all_adapters(model: ModelConfig, adapter: AdapterConfig) -> Shapes:
+    """Return names and shapes of all that is trained of an adapter."""
+    found: Shapes = {}
+    for index in range(model.num_hidden_layers):
+        found |= adapter_shapes(model, adapter, index)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +53,28 @@ class _Place:
 class ModelWriter:
     """Writes `config.json` and `model.safetensors` of a folder, in the format of transformers.
 
+    Of an adapter, it writes `adapter_config.json` and `adapter_model.safetensors`, as PEFT does.
+
     A reader of the folder sees the old files until `finish`, and the complete new ones afterwards.
     All methods wait for the disk. They raise DataError (E-DAT-014) if it refuses.
 
     Args:
         folder: Created if missing. Existing files of these names are replaced.
         model: The model. Weights are stored in its dtype.
+        adapter: What is written, if it is not the whole model.
     """
 
-    def __init__(self, folder: Path, model: ModelConfig) -> None:
+    def __init__(
+        self, folder: Path, model: ModelConfig, adapter: AdapterConfig = NO_ADAPTER
+    ) -> None:
         self._folder = folder
         self._model = model
-        places = _places(model)
-        header = header_bytes(places)
+        self._adapter = adapter
+        whole = adapter.kind is AdapterKind.NONE
+        prefix = "" if whole else PEFT_PREFIX
+        self._names = (WEIGHTS_FILE, "config.json") if whole else (ADAPTER_FILE, ADAPTER_CONFIG)
+        places = _places(model, model_shapes(model) if whole else all_adapters(model, adapter))
+        header = header_bytes([replace(place, name=prefix + place.name) for place in places])
         self.starts = {place.name: len(header) + place.offset for place in places}
         """Where each parameter begins in the file, in bytes."""
         self._size_bytes = len(header) + sum(place.num_bytes for place in places)
@@ -81,7 +104,7 @@ class ModelWriter:
         """Write a parameter.
 
         Args:
-            name: From `model_shapes`.
+            name: From `model_shapes` or `adapter_shapes`.
             weights: All bytes of the parameter, in the model's dtype.
         """
         with _refusals_told(self._folder):
@@ -90,17 +113,20 @@ class ModelWriter:
     def finish(self) -> None:
         """Have the files take their places. Every parameter must have been written."""
         config = self._scratch / "config"
-        text = json.dumps(config_to_hf(self._model), indent=2, sort_keys=True) + "\n"
+        whole = self._adapter.kind is AdapterKind.NONE
+        fields = config_to_hf(self._model) if whole else _adapter_fields(self._model, self._adapter)
+        text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
         with _refusals_told(self._folder):
             self.file.close()
             config.write_text(text, encoding="utf-8")
             # A temporary folder's files may be private, whatever the user's umask.
             self._path.chmod(config.stat().st_mode)
-            for path, name in ((self._path, WEIGHTS_FILE), (config, "config.json")):
+            for path, name in zip((self._path, config), self._names, strict=True):
                 _sync(path)
                 path.replace(self._folder / name)
-            # A leftover index of a sharded model would win over the file just written.
-            (self._folder / INDEX_FILE).unlink(missing_ok=True)
+            if whole:
+                # A leftover index of a sharded model would win over the file just written.
+                (self._folder / INDEX_FILE).unlink(missing_ok=True)
             _sync(self._folder)
 
     def close(self) -> None:
@@ -112,11 +138,27 @@ class ModelWriter:
                 self._folder.rmdir()
 
 
-def _places(model: ModelConfig) -> list[_Place]:
-    """Return the places of all parameters, sorted by name, as the library sorts them."""
+def _adapter_fields(model: ModelConfig, adapter: AdapterConfig) -> dict[str, Any]:
+    """Return an `adapter_config.json` with which PEFT loads an adapter."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": sorted(adapter.of(model)),
+        "fan_in_fan_out": model.family.transposed,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "base_model_name_or_path": None,
+    }
+
+
+def _places(model: ModelConfig, shapes: Shapes) -> list[_Place]:
+    """Return the places of parameters, in the order of their names."""
     places = list[_Place]()
     offset = 0
-    for name, shape in model_shapes(model).items():
+    for name, shape in sorted(shapes.items()):
         num_bytes = math.prod(shape) * model.dtype.num_bytes
         places.append(_Place(name, model.dtype.value, shape, offset, num_bytes))
         offset += num_bytes

@@ -38,11 +38,14 @@ class StateRequest:
     with_optimizer: bool
     past_hash: str = ""
     """The id of the state in a collaborative run: a hash of all that has led to it."""
+    base_hash: str = ""
+    """Of a part of the weights that the run does not train, which is wanted instead of a state."""
 
     @property
     def key(self) -> StateKey:
         """The copy that is asked for, whoever asks."""
-        return self.stage_index, self.iteration, self.with_optimizer, self.past_hash
+        known = self.past_hash or self.base_hash
+        return self.stage_index, self.iteration, self.with_optimizer, known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +145,7 @@ class StateDonor:
             iteration=validate.iteration("iteration", request.iteration),
             with_optimizer=request.with_optimizer,
             past_hash=validate.known_sha256("past_hash", request.past_hash),
+            base_hash=validate.known_sha256("base_hash", request.base_hash),
         )
         answer: Description | str = "this node belongs to another run"
         if self._is_ours(checked.run_id, context):

@@ -400,6 +400,7 @@ class _Download:
             iteration=request.iteration,
             with_optimizer=request.with_optimizer,
             past_hash=request.past_hash,
+            base_hash=request.base_hash,
         )
         try:
             timeout_s = self._limits.describe_timeout_s(self._size_bytes)

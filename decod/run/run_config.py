@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.errors import ConfigError
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import AdapterConfig, AdapterKind, ModelConfig, ModelDtype, StagesConfig
 from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.run.training_config import (
     ActivationsConfig,
@@ -46,6 +46,8 @@ class RunConfig:
     """Iterations after which the run ends; 0 means that it goes on until it is stopped."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The language model, in the words of a Hugging Face config.json."""
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    """What is trained of the model: all of it, or an adapter."""
     stages: StagesConfig = field(default_factory=StagesConfig)
     """How the model is cut over the hosts."""
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -84,6 +86,11 @@ class RunConfig:
                 why="it is a count, and no run reaches 2^40",
                 fix="give 0 to go on until stopped, or the number of iterations",
             )
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether all parameters of the model are trained, and not only an adapter."""
+        return self.adapter.kind is AdapterKind.NONE
 
     @property
     def delay(self) -> int:

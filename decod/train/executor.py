@@ -24,8 +24,9 @@ from torch import Tensor
 from decod.clocks import Stopwatch
 from decod.compression.plan import StagePlans
 from decod.errors import TrainingError
-from decod.model.shape import stage_shapes
-from decod.model.stage import Stage, empty_stage
+from decod.model.adapter import hold, stage_of
+from decod.model.shape import trained_shapes
+from decod.model.stage import Stage
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.train.checkpoint.entries import StateBytes, TensorEntry
 from decod.train.committed_state import CommittedState, Proposal, SnapshotLayout, take_snapshot
@@ -47,6 +48,7 @@ from decod.train.start import (
     StateForm,
     blob_pieces,
     checkpoint_state,
+    frozen_weights,
     initial_weights,
     loaded_state,
     mixed_weights,
@@ -153,8 +155,12 @@ class StageExecutor:
 
     # Building
 
-    def build(self, stage_index: int) -> StageReport:
+    def build(self, stage_index: int, *, trial: bool = False) -> StageReport:
         """Build a stage in the run's first state. Any earlier stage is forgotten.
+
+        Args:
+            stage_index: The stage.
+            trial: It is only to be measured: weights that are not trained are zeros.
 
         Raises:
             ConfigError: The model cannot be cut like this.
@@ -170,12 +176,14 @@ class StageExecutor:
                 why=f"stages are counted from 0 to {config.run.stages.num_relay_stages}",
                 fix="check the run file",
             )
-        stage = empty_stage(config.run.model, config.run.stages, stage_index)
-        layout = Layout(stage_shapes(config.run.model, config.run.stages, stage_index))
+        stage = stage_of(config.run, stage_index)
+        layout = Layout(trained_shapes(config.run, stage_index))
         state = CommittedState(layout, self.rule, *first_state(self, layout))
-        self.ranks.build(stage_index)
+        self.ranks.build(stage_index, trial=trial)
         # Free before the next one's memory is taken.
         self._parts = self._computed_with_P = None
+        base = None if trial else config.base
+        hold(stage, config.run, frozen_weights(config.run, stage_index, base), config.device)
         shards = make_shards(config, stage, layout)
         self._place(stage, state, shards)
         sum_P = torch.zeros_like(state.committed.weights, device=config.sum_device)
@@ -283,7 +291,7 @@ class StageExecutor:
         own = self._built.state.layout
         states = list[tuple[Layout, Tensor]]()
         for stage_index, blob, entries in donors:
-            layout = Layout(stage_shapes(config.run.model, config.run.stages, stage_index))
+            layout = Layout(trained_shapes(config.run, stage_index))
             form = replace(form_of(self, layout), device="cpu")
             states.append((layout, loaded_state(entries, blob_pieces(blob), form).weights))
         weights_P = mixed_weights(own, states)

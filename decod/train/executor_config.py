@@ -15,6 +15,7 @@ from decod.model.stage import TORCH_DTYPES
 from decod.planner.partition import part_sizes
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig
+from decod.train.checkpoint.base import BaseSource
 from decod.train.exchange import ExchangeConfig
 
 
@@ -90,6 +91,8 @@ class ExecutorConfig:
     sharded: bool = False
     """The stage is spread over the devices of the host, which have no room for it each. Then the
     whole state lies in the host's memory, too. See `decod.train.weight_shards`."""
+    base: BaseSource | None = None
+    """Where this host has the weights that are not trained. None: they are zeros."""
     rows: Rows | None = None
     """Which sequences of each microbatch this device computes. None: all."""
 

@@ -83,7 +83,7 @@ class Layout:
         whole = hashlib.sha256()
         digest = hashlib.sha256()
         tensors = iter(self.shapes.items())
-        name, shape = next(tensors)
+        name, shape = next(tensors, ("", ()))
         left = math.prod(shape) * flat_P.element_size()
         for piece in on_host(flat_P):
             rest = byte_view(piece)

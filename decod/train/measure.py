@@ -111,8 +111,10 @@ def _forward(stage: Stage, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
 def _backward(stage: Stage, output_BTD: Tensor, hidden_BTD: Tensor, tokens_BT: Tensor) -> None:
     if isinstance(stage, FirstStage):
         torch.autograd.backward([stage.loss(hidden_BTD.clone().requires_grad_(), tokens_BT)])
-    starts: Any = [Output(output_BTD).given(hidden_BTD)]
-    torch.autograd.backward(starts)
+    # Stage 0 without trained parameters has no backward pass of its own.
+    if output_BTD.requires_grad:
+        starts: Any = [Output(output_BTD).given(hidden_BTD)]
+        torch.autograd.backward(starts)
 
 
 def held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> int:

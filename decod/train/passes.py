@@ -189,7 +189,7 @@ class SavedPass:
     """The part of a microbatch's forward pass that its backward pass needs."""
 
     output: Output | None
-    """None: it is computed again."""
+    """None: it is computed again, or there is no backward pass."""
     entry: Tensor | None
     """The input whose gradient the previous stage waits for. None on stage 0."""
 
@@ -428,7 +428,9 @@ class Passes:
         what = f"activation of microbatch {mb}"
         require_finite(value_BTD, what)
         sent = self._codec.sent(value_BTD, what)
-        self._held[mb] = SavedPass(None if recomputes else Output(output_BTD), entry_BTD)
+        # Stage 0 without trained parameters has no backward pass.
+        ends = recomputes or not output_BTD.requires_grad
+        self._held[mb] = SavedPass(None if ends else Output(output_BTD), entry_BTD)
         return sent
 
     def _output(self, mb: MicrobatchId, entry_BTD: Tensor | None) -> Tensor:
@@ -454,6 +456,9 @@ class Passes:
             )
         held = self._held[mb]
         gradient_BTD = self._codec.received(gradient, GRADIENT_RECEIVED, copy=True)
+        if held.entry is None and not self._gradient.sum_P.numel():
+            self.drop(mb)
+            return None
         output = held.output or Output(self._output(mb, held.entry))
         start = output.given(gradient_BTD)
         self.drop(mb)

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from decod.clocks import Stopwatch
-from decod.errors import NonFiniteError, TrainingError
-from decod.model.shape import stage_shapes
-from decod.model.stage import Stage, empty_stage
+from decod.errors import ConfigError, NonFiniteError, TrainingError
+from decod.model.adapter import hold, stage_of
+from decod.model.shape import trained_shapes
+from decod.model.stage import Stage
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
 from decod.train.passes import Passes, TokenSource
+from decod.train.start import frozen_weights
 
 if TYPE_CHECKING:
     from decod.train.weight_shards import Shards
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 class OtherRanks(Protocol):
     """The other devices, as rank 0 sees them."""
 
-    def build(self, stage_index: int) -> None:
+    def build(self, stage_index: int, *, trial: bool = False) -> None:
         """Have the others build a stage. They get its weights by `take_weights`."""
 
     def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:
@@ -57,7 +59,7 @@ class OtherRanks(Protocol):
 class NoRanks:
     """No other device."""
 
-    def build(self, stage_index: int) -> None:
+    def build(self, stage_index: int, *, trial: bool = False) -> None:
         """Build nothing."""
 
     def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:  # noqa: ARG002
@@ -85,6 +87,12 @@ def make_shards(config: ExecutorConfig, stage: Stage, layout: Layout) -> "Shards
     """Return this device's part of a module, if the stage is spread over several devices."""
     if not config.sharded:
         return None
+    if not config.run.trains_all:
+        raise ConfigError(
+            "a stage with an adapter can't be spread over several devices",
+            why="its matrices are not trained, and lie whole on each device",
+            fix='choose adapter.base = "nf4", more stages, or one device',
+        )
     # Imported here, since it loads FSDP2, which few processes need.
     from decod.train.weight_shards import Shards
 
@@ -122,12 +130,17 @@ class Mirror:
         self._watch = watch
         self._parts: _Built | None = None
 
-    def build(self, stage_index: int) -> None:
-        """Build a stage whose weights are undefined. Any earlier stage is forgotten."""
+    def build(self, stage_index: int, *, trial: bool = False) -> None:
+        """Build a stage whose weights are undefined. Any earlier stage is forgotten.
+
+        `trial`: it is only to be measured.
+        """
         config = self.config
         self._parts = None
-        stage = empty_stage(config.run.model, config.run.stages, stage_index)
-        layout = Layout(stage_shapes(config.run.model, config.run.stages, stage_index))
+        stage = stage_of(config.run, stage_index)
+        base = None if trial else config.base
+        hold(stage, config.run, frozen_weights(config.run, stage_index, base), config.device)
+        layout = Layout(trained_shapes(config.run, stage_index))
         shards = make_shards(config, stage, layout)
         if shards is not None:
             weights_P = torch.empty(0)

@@ -24,10 +24,13 @@ from torch import Tensor
 from decod.errors import CheckpointError
 from decod.model.hf import require_same
 from decod.model.hf_folder import fill_weights
-from decod.model.stage import initial_pieces
+from decod.model.shape import frozen_shapes
+from decod.model.stage import TORCH_DTYPES, initial_pieces
 from decod.model.weights import read_config
 from decod.run.model_config import ModelConfig
+from decod.run.run_config import RunConfig
 from decod.texts import why_of
+from decod.train.checkpoint.base import BaseSource, parts_of
 from decod.train.checkpoint.description import cut
 from decod.train.checkpoint.entries import MASTER_PREFIX, StateBytes, TensorEntry, refused_state
 from decod.train.checkpoint.places import Folder
@@ -301,6 +304,42 @@ def initial_weights(
     fill_weights(folder, model, targets)
     require_finite(weights_P, f"the model in {folder}")
     return weights_P
+
+
+def frozen_weights(
+    run: RunConfig, stage_index: int, base: BaseSource | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters that a stage holds and does not train, on the CPU.
+
+    Args:
+        run: The run.
+        stage_index: The stage.
+        base: Where they are on this host. None: they are zeros.
+
+    Raises:
+        CheckpointError: They can't be read, or are not here.
+        DataError: This host has others.
+    """
+    shapes = frozen_shapes(run, stage_index)
+    dtype = TORCH_DTYPES[run.model.dtype]
+    if base is None:
+        yield from ((name, torch.zeros(shape, dtype=dtype)) for name, shape in shapes.items())
+        return
+    for part in parts_of(run, stage_index) if shapes else ():
+        found = base.find(run.model, part)
+        if found is None:
+            raise CheckpointError(
+                f"part {part} of the weights that the run adapts is not on this host",
+                why="a stage can't be built without them",
+                fix="start the node again: it fetches them anew",
+                code="E-CKP-022",
+            )
+        for entry in found.description.entries:
+            weights = torch.empty(entry.shape, dtype=dtype)
+            pieces = (found.read(offset) for offset, _ in cut(entry))
+            if problem := filled(weights.view(-1), entry, pieces):
+                raise refused_state([problem])
+            yield entry.name, weights
 
 
 def checkpoint_state(source: CheckpointSource, form: StateForm) -> tuple[SharedState, int]:

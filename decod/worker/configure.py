@@ -17,6 +17,7 @@ from decod.errors import ConfigError
 from decod.host_limits import host_free_bytes, num_processors
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig
+from decod.train.checkpoint.base import BaseSource, split_hashes
 from decod.train.checkpoint.shared import parse_folder
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig, Rows, rows_of_devices
@@ -146,6 +147,7 @@ def _parse_run(message: Mapping[str, Any], device: ChosenDevice) -> ExecutorConf
         is_client=message.get("is_client") is True,
         steps_on_host=message.get("steps_on_host") is True,
         device=device.name,
+        base=_parse_base(message),
         rows=_parse_rows(message),
     )
 
@@ -169,6 +171,16 @@ def _parse_checkpoint(message: Mapping[str, Any]) -> CheckpointSource | None:
     if not isinstance(sha256, str):
         raise _refuse("checkpoint_sha256", sha256, "a checkpoint is known by its hash")
     return CheckpointSource(parse_folder(place), sha256)
+
+
+def _parse_base(message: Mapping[str, Any]) -> BaseSource | None:
+    cache = _parse_path(message, "base_cache")
+    if cache is None:
+        return None
+    hashes = message.get("base")
+    if not isinstance(hashes, str):
+        raise _refuse("base", hashes, "the hashes of its parts are needed there")
+    return BaseSource(split_hashes(hashes), cache, _parse_path(message, "base_dir"))
 
 
 def _parse_path(message: Mapping[str, Any], name: str) -> Path | None:

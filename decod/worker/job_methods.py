@@ -398,7 +398,7 @@ class JobRunner(PassRunner[StageExecutor]):
 
     @runs(jobs.Build)
     def _build(self, request: Request[jobs.Build]) -> jobs.Built:
-        report = self._ready.build(request.job.stage_index)
+        report = self._ready.build(request.job.stage_index, trial=request.job.trial)
         return jobs.Built(report.hash, report.num_parameters, report.activation_bytes)
 
     @runs(jobs.Inspect)

@@ -86,7 +86,7 @@ def manifest_of(run: RunConfig) -> Manifest:
 
 def own_bytes(run: RunConfig) -> int:
     """Return the size of the state of the leader's own stage."""
-    return size_bytes_of(state_tensors(run.model, run.stages, 0, moments_of(run)))
+    return size_bytes_of(state_tensors(run, 0))
 
 
 # --- states on disk -------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def make_states(folder: Path, run: RunConfig) -> None:
     """Write a state of random values for every stage, and what its member would say of it."""
     folder.mkdir()
     for index in range(run.stages.num_relay_stages + 1):
-        tensors = state_tensors(run.model, run.stages, index, moments_of(run)).items()
+        tensors = state_tensors(run, index).items()
         entries = placed(_entry(name, dtype, shape) for name, (dtype, shape) in tensors)
         described, digests = list[object](), list[str]()
         with (folder / stage_file(index)).open("wb") as file:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerName
 from decod.train.checkpoint.description import Description
 from decod.train.checkpoint.entries import (
@@ -33,9 +34,10 @@ def random_blob(
     stage_index: int, *, seed: int = 0, model: ModelConfig = MODEL, stages: StagesConfig = STAGES
 ) -> StageBlob:
     """Return a blob as a member of a stage could send it: tensors with gaps between them."""
-    generator, moments = random.Random(f"{seed} {stage_index}"), MOMENTS
+    generator = random.Random(f"{seed} {stage_index}")
+    run = RunConfig(model=model, stages=stages)
     data, entries = bytearray(), []
-    for name, (dtype, shape) in state_tensors(model, stages, stage_index, moments).items():
+    for name, (dtype, shape) in state_tensors(run, stage_index).items():
         content = generator.randbytes(math.prod(shape) * DTYPE_BYTES[dtype])
         digest = hashlib.sha256(content).hexdigest()
         entries.append(TensorEntry(name, dtype, shape, len(data), len(content), digest))

@@ -196,6 +196,8 @@ class Build(BaseJob):
     result = Built
 
     stage_index: int
+    trial: bool = False
+    """The stage is only to be measured: weights that are not trained are zeros."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from decod.errors import CheckpointError
 from decod.files import PieceFile
-from decod.model.shape import stage_shapes
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.model.shape import trained_shapes
+from decod.run.model_config import ModelDtype
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerName
 
@@ -139,35 +139,23 @@ def moments_of(run: RunConfig) -> tuple[str, ...]:
     return moment_prefixes(run.optimizer.name) + pending
 
 
-def state_tensors(
-    model: ModelConfig, stages: StagesConfig, stage_index: int, moments: Sequence[str]
-) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and shape of every tensor of a stage's state with its optimizer, by name.
-
-    Args:
-        model: The whole model.
-        stages: How it is cut.
-        stage_index: Of the stage.
-        moments: Prefixes of the optimizer's moments.
-    """
-    wide = "float64" if model.dtype is ModelDtype.FLOAT64 else "float32"
-    weights = weight_tensors(model, stages, stage_index)
-    sections = dict.fromkeys(moments, wide)
-    if model.dtype.value != wide:
+def state_tensors(run: RunConfig, stage_index: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the dtype and shape of every tensor of a stage's state with its optimizer, by name."""
+    wide = "float64" if run.model.dtype is ModelDtype.FLOAT64 else "float32"
+    sections = dict.fromkeys(moments_of(run), wide)
+    if run.model.dtype.value != wide:
         sections[MASTER_PREFIX] = wide
-    return weights | {
+    return weight_tensors(run, stage_index) | {
         prefix + name: (dtype, shape)
         for prefix, dtype in sections.items()
-        for name, shape in stage_shapes(model, stages, stage_index).items()
+        for name, shape in trained_shapes(run, stage_index).items()
     }
 
 
-def weight_tensors(
-    model: ModelConfig, stages: StagesConfig, stage_index: int
-) -> dict[str, tuple[str, tuple[int, ...]]]:
+def weight_tensors(run: RunConfig, stage_index: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the dtype and shape of every tensor of a stage's state without its optimizer."""
-    shapes = stage_shapes(model, stages, stage_index)
-    return {name: (model.dtype.value, shape) for name, shape in shapes.items()}
+    shapes = trained_shapes(run, stage_index)
+    return {name: (run.model.dtype.value, shape) for name, shape in shapes.items()}
 
 
 def size_bytes_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
@@ -175,10 +163,10 @@ def size_bytes_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> int:
     return sum(math.prod(shape) * DTYPE_BYTES[dtype] for dtype, shape in tensors.values())
 
 
-def state_size_bytes(model: ModelConfig, stages: StagesConfig, moments: Sequence[str]) -> int:
+def state_size_bytes(run: RunConfig) -> int:
     """Return the size of the states of all stages with their optimizers, in bytes."""
-    indices = range(stages.num_relay_stages + 1)
-    return sum(size_bytes_of(state_tensors(model, stages, index, moments)) for index in indices)
+    indices = range(run.stages.num_relay_stages + 1)
+    return sum(size_bytes_of(state_tensors(run, index)) for index in indices)
 
 
 def check_tensors(

@@ -56,8 +56,7 @@ class StateInFile:
         self._starts = starts
         self._check = check
         self._offsets = [entry.offset for entry in entries]
-        last = entries[-1]
-        self._size_bytes = last.offset + aligned(last.num_bytes)
+        self._size_bytes = sum(aligned(entry.num_bytes) for entry in entries)
 
     def __len__(self) -> int:
         return self._size_bytes
@@ -120,8 +119,6 @@ class ArrivingStages:
         Raises:
             CheckpointError: No stage has such tensors.
         """
-        if not description.entries:
-            raise refused_state(["it has no tensors"])
         if odd := [entry for entry in description.entries if entry.dtype not in DTYPE_NAMES]:
             raise refused_state([f"{ascii(each.name)[:100]} is {each.dtype}" for each in odd])
         path = self._folder / name

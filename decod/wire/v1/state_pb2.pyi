@@ -18,20 +18,22 @@ FETCH_REFUSAL_BUSY: FetchRefusal
 FETCH_REFUSAL_GONE: FetchRefusal
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("run_id", "sender_id", "iteration", "with_optimizer", "stage_index", "past_hash")
+    __slots__ = ("run_id", "sender_id", "iteration", "with_optimizer", "stage_index", "past_hash", "base_hash")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     WITH_OPTIMIZER_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     PAST_HASH_FIELD_NUMBER: _ClassVar[int]
+    BASE_HASH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
     iteration: int
     with_optimizer: bool
     stage_index: int
     past_hash: str
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., with_optimizer: _Optional[bool] = ..., stage_index: _Optional[int] = ..., past_hash: _Optional[str] = ...) -> None: ...
+    base_hash: str
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., with_optimizer: _Optional[bool] = ..., stage_index: _Optional[int] = ..., past_hash: _Optional[str] = ..., base_hash: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("description", "refusal")

@@ -14,13 +14,14 @@ from decod.daemon.device_owner import arena_bytes, described
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.errors import MalformedMessageError
 from decod.protocol.core.view import Role
+from decod.run.model_config import AdapterConfig, AdapterKind
 from decod.run.run_config import RunConfig
 from tests.support.manifests import changed
 
 FREE_NAME = "run.name"
 """The only text that is not one of a few: 1 to 32 of a-z, 0-9 and -."""
 
-HASHES = ("data_index_sha256", "initial_weights")
+HASHES = ("data_index_sha256", "initial_weights", "base")
 
 TEXTS = [
     "",
@@ -47,7 +48,10 @@ TEXTS = [
 
 
 def manifest() -> Manifest:
-    return Manifest(run=RunConfig(), data_index_sha256="ab" * 32, data_vocab_size=257)
+    run = RunConfig(adapter=AdapterConfig(kind=AdapterKind.LORA))
+    num_parts = run.model.num_hidden_layers + 1
+    index, base = "ab" * 32, "cd" * 32 * num_parts
+    return Manifest(run=run, data_index_sha256=index, data_vocab_size=257, base=base)
 
 
 def leaves(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -122,7 +126,7 @@ def test_a_manifest_opens_nothing() -> None:
 
 
 def test_what_the_compute_process_hears_of_a_run_names_no_file() -> None:
-    heard = leaves(described(RunConfig(), NodeConfig(), Role.RELAY))
+    heard = leaves(described(manifest().run, NodeConfig(), Role.RELAY))
     texts = {path: value for path, value in heard.items() if isinstance(value, str)}
     assert texts == {"device": "auto"} | {
         path.removeprefix("run."): LEAVES[path]

@@ -28,7 +28,7 @@ RUN = RunConfig(name="test", model=MODEL, stages=STAGES, batch=BatchConfig(seque
 
 def weights_of(stage: int) -> Description:
     """Return what a member says of weights that are all zero."""
-    tensors = weight_tensors(MODEL, STAGES, stage).items()
+    tensors = weight_tensors(RunConfig(model=MODEL, stages=STAGES), stage).items()
     entries = placed(
         TensorEntry(name, dtype, shape, 0, 4 * math.prod(shape), "")
         for name, (dtype, shape) in tensors

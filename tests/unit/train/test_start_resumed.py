@@ -182,7 +182,7 @@ def test_candidates_are_given_what_the_stage_would_hold(
     snapshot = build(source, 1, now).snapshot(with_optimizer=True)
     blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
     entries, chunks = snapshot.write(blob)
-    tensors = state_tensors(now.run.model, now.run.stages, 1, MOMENTS)
+    tensors = state_tensors(now.run, 1)
     given = from_checkpoint(read_checkpoint(source.folder), tensors)
     told = description_text([entry_json(entry) for entry in entries], "".join(chunks))
     assert given.description.text == told
@@ -208,7 +208,7 @@ def test_weights_of_a_folder_are_given_as_a_stage_would_round_them(
     snapshot = stage.snapshot(with_optimizer=False)
     blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
     entries, _ = snapshot.write(blob)
-    given = from_folder(tmp_path, now.run.model, weight_tensors(now.run.model, now.run.stages, 1))
+    given = from_folder(tmp_path, now.run.model, weight_tensors(now.run, 1))
     assert given.description.entries == tuple(entries)
 
 
@@ -217,7 +217,7 @@ def test_what_was_altered_is_not_given(tmp_path: Path, damage: object) -> None:
     stages = [build(None, index, config()) for index in range(3)]
     source = write(tmp_path, stages, with_optimizer=True)
     checkpoint = read_checkpoint(source.folder)
-    tensors = state_tensors(config().run.model, config().run.stages, 1, MOMENTS)
+    tensors = state_tensors(config().run, 1)
     given = from_checkpoint(checkpoint, tensors)
     damage(source)  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=r"E-CKP-010 .*first state"):
@@ -235,7 +235,7 @@ def test_a_checked_checkpoint_is_described_without_being_read_again(
     checkpoint, chunks = read_checkpoint(source.folder), dict[str, Sequence[str]]()
     assert find_problems(checkpoint, chunks) == []
     now = config(num_relay_stages=num_relay_stages)
-    tensors = state_tensors(now.run.model, now.run.stages, 1, MOMENTS)
+    tensors = state_tensors(now.run, 1)
     text = from_checkpoint(checkpoint, tensors).description.text
     altered(source)
     given = from_checkpoint(checkpoint, tensors, chunks)

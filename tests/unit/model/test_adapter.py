@@ -1,0 +1,104 @@
+"""Adapters on their way to PEFT, and the memory of weights beside them."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decod.model.adapter import frozen, stage_of
+from decod.model.shape import frozen_bytes, frozen_shapes, trained_shapes
+from decod.model.stage import initial_weight
+from decod.model.writing import ModelWriter
+from decod.run.model_config import AdapterConfig, BaseFormat, ModelConfig, ModelDtype
+from decod.run.run_config import RunConfig
+from tests.support.oracle import load_transformers
+from tests.support.peft_reference import load_peft
+from tests.unit.train.test_executor_adapter import LORA, folder_of, pipeline_of, run_of
+from tests.unit.train.test_executor_equals_reference import MODELS
+
+
+def write_adapter(path: Path, model: ModelConfig, adapter: AdapterConfig) -> dict[str, Any]:
+    """Write an adapter of random weights, as an export does. Return the weights."""
+    run = run_of(model, adapter)
+    generator = torch.Generator().manual_seed(1)
+    weights = {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64).float() / 5
+        for stage in range(3)
+        for name, shape in trained_shapes(run, stage).items()
+    }
+    with closing(ModelWriter(path, model, adapter)) as writer:
+        for name, weight in weights.items():
+            array: Any = weight.view(-1).view(torch.uint8).numpy()
+            writer.write(name, memoryview(array))
+        writer.finish()
+    return weights
+
+
+@pytest.mark.parametrize("kind", ["llama tied, grouped", "qwen2", "qwen3", "olmo2", "gpt2"])
+def test_peft_computes_with_an_export_what_the_stages_compute(tmp_path: Path, kind: str) -> None:
+    model = replace(MODELS[kind], dtype=ModelDtype.FLOAT32)
+    base = folder_of(tmp_path / "base", model)
+    weights = write_adapter(tmp_path / "adapter", model, LORA)
+    whole = load_transformers(base)
+    tokens_BT = torch.randint(19, (2, 8), generator=torch.Generator().manual_seed(0))
+    plain = whole(tokens_BT).logits
+    theirs = load_peft(whole, tmp_path / "adapter")(tokens_BT).logits
+    pipeline = pipeline_of(run_of(model), base)
+    stages = [executor.passes._stage for executor in pipeline]
+    for stage in stages:
+        stage.place({name: weights[name] for name in stage.parameters_by_name()})
+    first: Any = stages[0]
+    hidden_BTD = first.embed(tokens_BT)
+    for stage in stages[1:]:
+        hidden_BTD = stage.run_blocks(hidden_BTD)
+    torch.testing.assert_close(first.logits(hidden_BTD), theirs, rtol=0, atol=1e-5)
+    assert (theirs - plain).abs().max() > 1e-2, "the adapter counts"
+
+
+@pytest.mark.parametrize(
+    ("base", "most"), [(BaseFormat.BFLOAT16, 2.2), (BaseFormat.INT8, 1.2), (BaseFormat.NF4, 0.7)]
+)
+def test_a_frozen_weight_takes_as_much_as_is_told(base: BaseFormat, most: float) -> None:
+    matrix = torch.randn(1024, 512)
+    held = frozen(matrix, base)
+    tensors = [each for each in _tensors_in(held) if each.data_ptr() != matrix.data_ptr()]
+    each_bytes = sum(each.numel() * each.element_size() for each in tensors) / matrix.numel()
+    told_bytes = base.weight_bytes(ModelDtype.FLOAT32)
+    assert told_bytes <= most
+    # Beside the scales, a format has a table of at most 256 numbers, which all share.
+    assert each_bytes == pytest.approx(told_bytes, abs=0.003)
+    run = RunConfig(adapter=replace(LORA, base=base))
+    shapes = frozen_shapes(run, 1).items()
+    narrow = sum(shape[0] * shape[1] for _, shape in shapes if len(shape) > 1)
+    norms = sum(shape[0] for _, shape in shapes if len(shape) == 1)
+    assert frozen_bytes(run, 1) == round(narrow * told_bytes + norms * 4)
+
+
+def _tensors_in(held: object) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for each in vars(held).values():
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif type(each).__name__ == "QuantState":
+            found += [part for part in vars(each).values() if isinstance(part, torch.Tensor)]
+    return found
+
+
+def test_the_first_weights_change_nothing_and_are_those_of_peft_in_size() -> None:
+    run = RunConfig(adapter=LORA)
+    for name, shape in trained_shapes(run, 1).items():
+        weight = initial_weight(run.model, seed=1, name=name, shape=shape)
+        if name.endswith("lora_B.weight"):
+            assert not weight.any()
+        else:
+            # As `kaiming_uniform_` with a = sqrt(5): uniform up to 1 / sqrt(inputs).
+            assert float(weight.std()) == pytest.approx((3 * shape[1]) ** -0.5, rel=0.1)
+
+
+def test_only_the_adapter_is_trained() -> None:
+    stage = stage_of(RunConfig(adapter=LORA), 1)
+    assert {*stage.parameters_by_name()} == {*trained_shapes(RunConfig(adapter=LORA), 1)}
+    assert {*stage.frozen_by_name()} == {*frozen_shapes(RunConfig(adapter=LORA), 1)}
