@@ -31,11 +31,20 @@ _TIMEOUT_S = 3600.0
 """Long, since the weights of all stages travel to this host, maybe over slow links."""
 
 
+_base_option = click.option(
+    "--base",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="The model that an adapter changes, if it is not where the adapter says.",
+)
+
+
 @click.command()
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--force", is_flag=True, help="Write into a folder that holds files already.")
+@click.option("--merge", is_flag=True, help="Write the whole model, with the adapter in it.")
 @state_dir_option
-def export(out: Path, state_dir: Path, *, force: bool) -> None:
+def export(out: Path, state_dir: Path, *, force: bool, merge: bool) -> None:
     """Write the model into the folder OUT, in Hugging Face's format.
 
     \b
@@ -45,9 +54,8 @@ def export(out: Path, state_dir: Path, *, force: bool) -> None:
 
     Asks the leader, which runs on this host; all weights are those of one committed iteration, and
     training goes on. OUT gets config.json and model.safetensors, the tokenizer, and a model card.
+    Of a run that trains an adapter, OUT gets what PEFT reads.
     """
-    from decod.daemon.control import ask
-
     folder = full_path(out)
     if not force and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
@@ -56,15 +64,47 @@ def export(out: Path, state_dir: Path, *, force: bool) -> None:
             fix="give another folder, or --force to write into this one",
             code="E-CFG-048",
         )
-    request = {"command": "export", "path": str(folder)}
-    with waiting("the leader puts the model together"):
-        answer = ask(state_dir, request, timeout_s=_TIMEOUT_S)
+    if merge:
+        with _folder_in(state_dir) as adapter:
+            answer = _exported(state_dir, adapter)
+            _merge(adapter, folder)
+    else:
+        answer = _exported(state_dir, folder)
     iteration = clean_text(answer.get("iteration"))
-    path = clean_text(answer.get("path", request["path"]), limit=4096)
+    path = clean_text(str(folder), limit=4096)
     click.echo(f"iteration {iteration} is in {path}")
     click.echo(f'next: decod generate --model {shlex.quote(path)} "Once upon a time"')
     if missing := answer.get("missing"):
         print_warning(f"the model there has {missing}")
+
+
+def _exported(state_dir: Path, folder: Path) -> dict[str, Any]:
+    """Have the leader write its model, or its adapter, into a folder. Return its answer."""
+    from decod.daemon.control import ask
+
+    with waiting("the leader puts the model together"):
+        return ask(state_dir, {"command": "export", "path": str(folder)}, timeout_s=_TIMEOUT_S)
+
+
+def _merge(adapter: Path, out: Path) -> None:
+    """Write a model with an adapter in it, and what else lies beside the adapter."""
+    from decod.model.adapter_folder import ADAPTER_CONFIG, ADAPTER_FILE, base_of
+
+    base = base_of(adapter)
+    if base is None:
+        raise ConfigError(
+            "--merge is given, and the run trains all parameters",
+            why="there is no adapter to be merged",
+            fix="leave out --merge",
+            code="E-CFG-111",
+        )
+    from decod.model.hf_folder import write_merged
+
+    with waiting("the adapter is merged into its model"):
+        write_merged(adapter, base, out)
+    for path in adapter.iterdir():
+        if path.name not in (ADAPTER_CONFIG, ADAPTER_FILE):
+            shutil.copyfile(path, out / path.name)
 
 
 if TYPE_CHECKING:
@@ -107,6 +147,7 @@ class _Number(click.FloatRange):
     help="A model that `decod export` has written. Without it, the model of the run that this"
     " host leads.",
 )
+@_base_option
 @click.option(
     "--interactive", is_flag=True, help="Read prompts line by line, until Ctrl-D or the input ends."
 )
@@ -154,6 +195,7 @@ def generate(
     prompt: str | None,
     *,
     model: Path | None,
+    base: Path | None,
     interactive: bool,
     device: str,
     state_dir: Path,
@@ -179,7 +221,10 @@ def generate(
     sampling = Sampling(seed=secrets.randbits(32) if seed is None else seed, **options)
     # Read before the model is loaded, so that a mistake shows at once.
     text = None if prompt is None else _text_of(prompt)
-    found = _leaders_model(state_dir, device) if model is None else _given_model(model, device)
+    if model is None:
+        found = _leaders_model(state_dir, device)
+    else:
+        found = _given_model(model, device, base)
     if text is not None:
         _continue(found, text, sampling, num_tokens, echo=sys.stdout.isatty())
     else:
@@ -232,11 +277,11 @@ def _lines() -> Iterator[str]:
 # --- the model ----------------------------------------------------------------------------------
 
 
-def _given_model(folder: Path, device: str) -> "TextModel":
+def _given_model(folder: Path, device: str, base: Path | None) -> "TextModel":
     from decod.cli.text_model import TextModel
 
     folder = full_path(folder)
-    found = TextModel(folder, device)
+    found = TextModel(folder, device, None if base is None else full_path(base))
     _tell(f"model in {clean_text(folder, limit=4096)}, on {found.device}")
     return found
 
@@ -358,6 +403,7 @@ def _tell(text: str) -> None:
 @click.command()
 @click.argument("model", type=click.Path(file_okay=False, path_type=Path))
 @click.argument("corpus", type=CORPUS)
+@_base_option
 @click.option(
     "--sequences",
     type=click.IntRange(min=1),
@@ -379,10 +425,10 @@ def evaluate(
     model: Path,
     corpus: str,
     *,
-    sequences: int,
-    sequence_length: int | None,
+    base: Path | None,
     device: str,
     as_json: bool,
+    **lengths: int | None,
 ) -> None:
     """Say how well the model in the folder MODEL predicts a text.
 
@@ -406,9 +452,10 @@ def evaluate(
         found = evaluated(
             full_path(model),
             dataset,
-            num_sequences=sequences,
-            sequence_length=sequence_length,
+            num_sequences=lengths["sequences"] or 1,
+            sequence_length=lengths["sequence_length"],
             device=chosen.name,
+            base=None if base is None else full_path(base),
         )
     seconds = time.monotonic() - begun_s
     answer = {

@@ -23,16 +23,17 @@ class TextModel:
     """The model in a folder, in memory and ready to continue texts. Loads torch.
 
     Args:
-        folder: A model folder with a tokenizer.
+        folder: A model folder with a tokenizer, or that of an adapter.
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        base: The model that the adapter changes. None: the one that its settings name.
 
     Raises:
         DataError: The folder is missing, holds no model or no tokenizer, or a file is unusable.
         HardwareError: The device can't be used, or has too little memory.
     """
 
-    def __init__(self, folder: Path, device: str) -> None:
-        judge_folder(folder)
+    def __init__(self, folder: Path, device: str, base: Path | None = None) -> None:
+        judge_folder(folder, base=base)
         self._stop_ids = _stop_ids(folder)
         self._tokenizer = _tokenizer(folder, self._stop_ids)
         import torch
@@ -46,7 +47,7 @@ class TextModel:
         self.device = chosen.text
         """The device, for people."""
         try:
-            self._model = LoadedModel(folder, chosen.name)
+            self._model = LoadedModel(folder, chosen.name, base)
         except torch.OutOfMemoryError as error:
             raise _no_memory(chosen.name, error) from error
         self._device_name = chosen.name

@@ -419,13 +419,16 @@ def _is_others_card(path: Path) -> bool:
 # --- the export ----------------------------------------------------------------------------------
 
 
-async def export_model(sources: SnapshotSources, run: RunConfig, folder: Path) -> int:
+async def export_model(
+    sources: SnapshotSources, run: RunConfig, folder: Path, base: Path | None = None
+) -> int:
     """Write `config.json` and `model.safetensors` of the last commit; return its iteration.
 
     Args:
         sources: The leader's sources of states.
         run: The run.
         folder: The folder to write to. It is created if missing.
+        base: Folder of the model that the run adapts.
 
     Raises:
         NetworkError: A stage has no member, or no member of it answers.
@@ -433,7 +436,7 @@ async def export_model(sources: SnapshotSources, run: RunConfig, folder: Path) -
         DataError: The folder can't be written (E-DAT-014).
     """
     require_begun(sources)
-    writer = await in_thread(lambda: ModelWriter(folder, run.model, run.adapter))
+    writer = await in_thread(lambda: _writer(folder, run, base))
     destination = _ModelFile(writer, run)
     try:
         async with run_snapshot(sources, destination, with_optimizer=False) as states:
@@ -444,6 +447,10 @@ async def export_model(sources: SnapshotSources, run: RunConfig, folder: Path) -
     finally:
         await to_its_end(writer.close)
     return states.iteration
+
+
+def _writer(folder: Path, run: RunConfig, base: Path | None) -> ModelWriter:
+    return ModelWriter(folder, run.model, run.adapter, None if base is None else str(base))
 
 
 class _ModelFile:

@@ -508,7 +508,7 @@ class _Leading:
     async def _export_to(self, folder: Path) -> tuple[int, str]:
         """Write the model; return its iteration, and what its folder lacks."""
         node, missing = self._node, ""
-        iteration = await export_model(self._sources, node.part.run, folder)
+        iteration = await export_model(self._sources, node.part.run, folder, node.config.base_dir)
         node.note("model.exported", iteration=iteration, path=str(folder))
         if (dataset := node.dataset) is not None:
             facts = self._card_facts(dataset, iteration)
@@ -532,7 +532,8 @@ class _Leading:
 
     async def _export_quietly(self, folder: Path) -> int:
         async with self._exporting:
-            return await export_model(self._sources, self._node.part.run, folder)
+            node = self._node
+            return await export_model(self._sources, node.part.run, folder, node.config.base_dir)
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write the model, as `decod export` asks."""

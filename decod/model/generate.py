@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from decod.errors import DataError
+from decod.model.adapter_folder import base_of
 from decod.model.attention import KeyValueCache
-from decod.model.hf_folder import read_weights
+from decod.model.hf_folder import model_weights
 from decod.model.sampling import Sampling
 from decod.model.stage import TORCH_DTYPES, empty_model
 from decod.model.weights import read_config
@@ -25,20 +26,21 @@ class LoadedModel:
     """The model of a folder, in memory and ready to continue texts.
 
     Args:
-        folder: A model folder.
+        folder: A model folder, or that of an adapter.
         device: A device of torch.
+        base: The model that the adapter changes. None: the one that its settings name.
 
     Raises:
         DataError: The folder cannot be read.
     """
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
-        self.config = read_config(folder, trains=False)
+    def __init__(self, folder: Path, device: str = "cpu", base: Path | None = None) -> None:
+        self.config = read_config(base_of(folder, base) or folder, trains=False)
         self._folder = folder
         self._device = device
         self._module = empty_model(self.config)
         dtype = TORCH_DTYPES[self.config.dtype]
-        weights = read_weights(folder, self.config)
+        weights = model_weights(folder, self.config, base)
         self._module.place({name: tensor.to(device, dtype) for name, tensor in weights})
 
     @torch.inference_mode()

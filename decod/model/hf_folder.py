@@ -5,7 +5,7 @@ Reading never runs code from a file: it opens only safetensors, and refuses pick
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from decod.model.weights import Stored, check_tied, find_weights, stored_bytes, unreadable
+from decod.model.adapter_folder import ADAPTER_FILE, PEFT_PREFIX, base_of, read_adapter
+from decod.model.shape import LORA_A, LORA_B
+from decod.model.stage import TORCH_DTYPES
+from decod.model.weights import (
+    Stored,
+    check_tied,
+    find_weights,
+    read_config,
+    stored_bytes,
+    unreadable,
+)
+from decod.model.writing import ModelWriter
 from decod.run.model_config import ModelConfig
 from decod.texts import why_of
 
@@ -57,6 +68,61 @@ def read_weights(
             except (OSError, SafetensorError) as error:
                 raise unreadable(place.path, why_of(error)) from error
             yield name, tensor
+
+
+def model_weights(
+    folder: Path, model: ModelConfig, base: Path | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield all parameters of a model, or of a model with the adapter of a folder merged into it.
+
+    Args:
+        folder: As for `read_weights`, or the folder of an adapter.
+        model: The expected model.
+        base: The model that the adapter changes. None: the one that its settings name.
+
+    Yields:
+        As `read_weights`.
+
+    Raises:
+        DataError: As `read_weights`, and if the adapter is unusable.
+    """
+    base = base_of(folder, base)
+    if base is None:
+        yield from read_weights(folder, model)
+        return
+    adapter = read_adapter(folder, model)
+    targets = {f"{target}.weight" for target in adapter.of(model)}
+    with safe_open(folder / ADAPTER_FILE, framework="pt") as matrices:
+        for name, weight in read_weights(base, model):
+            inside = name.removeprefix(model.family.block_prefix).partition(".")[2]
+            if inside not in targets:
+                yield name, weight
+                continue
+            prefix = PEFT_PREFIX + name.removesuffix("weight")
+            wide = torch.promote_types(weight.dtype, torch.float32)
+            first, second = (matrices.get_tensor(prefix + end).to(wide) for end in (LORA_A, LORA_B))
+            change = second @ first * adapter.scaling
+            whole = weight.to(wide) + (change.T if model.family.transposed else change)
+            yield name, whole.to(weight.dtype)
+
+
+def write_merged(adapter: Path, base: Path, out: Path) -> None:
+    """Write a model with an adapter merged into it, in the model's own dtype, one weight at a time.
+
+    Args:
+        adapter: Folder of the adapter.
+        base: Folder of the model that it changes.
+        out: Created if missing.
+
+    Raises:
+        DataError: A folder can't be read or written.
+    """
+    model = read_config(base, trains=False)
+    with closing(ModelWriter(out, model)) as writer:
+        for name, weight in model_weights(adapter, model, base):
+            array: Any = weight.to(TORCH_DTYPES[model.dtype]).contiguous().view(-1)
+            writer.write(name, memoryview(array.view(torch.uint8).numpy()))
+        writer.finish()
 
 
 def fill_weights(folder: Path, model: ModelConfig, targets: Mapping[str, Tensor]) -> None:

@@ -15,28 +15,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from decod.errors import DataError
 from decod.files import PieceFile
+from decod.model.adapter_folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_FILE,
+    PEFT_PREFIX,
+    adapter_fields,
+    all_adapters,
+)
 from decod.model.hf import config_to_hf
-from decod.model.shape import adapter_shapes, model_shapes
+from decod.model.shape import model_shapes
 from decod.model.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
 from decod.run.model_config import NO_ADAPTER, AdapterConfig, AdapterKind, ModelConfig, Shapes
 from decod.texts import why_of
-
-ADAPTER_FILE = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
-PEFT_PREFIX = "base_model.model."
-"""What PEFT writes before the name of each parameter."""
-
-
-def all_adapters(model: ModelConfig, adapter: AdapterConfig) -> Shapes:
-    """Return names and shapes of all that is trained of an adapter."""
-    found: Shapes = {}
-    for index in range(model.num_hidden_layers):
-        found |= adapter_shapes(model, adapter, index)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +55,20 @@ class ModelWriter:
         folder: Created if missing. Existing files of these names are replaced.
         model: The model. Weights are stored in its dtype.
         adapter: What is written, if it is not the whole model.
+        base: Folder of the model that the adapter changes, or its name.
     """
 
     def __init__(
-        self, folder: Path, model: ModelConfig, adapter: AdapterConfig = NO_ADAPTER
+        self,
+        folder: Path,
+        model: ModelConfig,
+        adapter: AdapterConfig = NO_ADAPTER,
+        base: str | None = None,
     ) -> None:
         self._folder = folder
         self._model = model
         self._adapter = adapter
+        self._base = base
         whole = adapter.kind is AdapterKind.NONE
         prefix = "" if whole else PEFT_PREFIX
         self._names = (WEIGHTS_FILE, "config.json") if whole else (ADAPTER_FILE, ADAPTER_CONFIG)
@@ -114,7 +113,11 @@ class ModelWriter:
         """Have the files take their places. Every parameter must have been written."""
         config = self._scratch / "config"
         whole = self._adapter.kind is AdapterKind.NONE
-        fields = config_to_hf(self._model) if whole else _adapter_fields(self._model, self._adapter)
+        fields = (
+            config_to_hf(self._model)
+            if whole
+            else adapter_fields(self._model, self._adapter, self._base)
+        )
         text = json.dumps(fields, indent=2, sort_keys=True) + "\n"
         with _refusals_told(self._folder):
             self.file.close()
@@ -136,22 +139,6 @@ class ModelWriter:
         if self._is_new:
             with suppress(OSError):  # It holds the model.
                 self._folder.rmdir()
-
-
-def _adapter_fields(model: ModelConfig, adapter: AdapterConfig) -> dict[str, Any]:
-    """Return an `adapter_config.json` with which PEFT loads an adapter."""
-    return {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "target_modules": sorted(adapter.of(model)),
-        "fan_in_fan_out": model.family.transposed,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
-        "base_model_name_or_path": None,
-    }
 
 
 def _places(model: ModelConfig, shapes: Shapes) -> list[_Place]:

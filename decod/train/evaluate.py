@@ -13,7 +13,7 @@ import torch
 from decod.data.dataset import Dataset
 from decod.errors import DataError
 from decod.ids import MicrobatchId
-from decod.model.hf_folder import read_weights
+from decod.model.hf_folder import model_weights
 from decod.model.stage import TORCH_DTYPES, empty_model
 from decod.run.training_config import BatchConfig
 from decod.train.model_folder import judge_folder
@@ -50,27 +50,30 @@ def evaluate(
     num_sequences: int,
     sequence_length: int | None = None,
     device: str = "cpu",
+    base: Path | None = None,
 ) -> Evaluation:
     """Return the mean loss of a model over sequences of a corpus.
 
     Args:
-        folder: A model folder.
+        folder: A model folder, or that of an adapter.
         dataset: The corpus, made with the tokenizer of the model's.
         num_sequences: Number of sequences; all that the corpus has if it has fewer.
         sequence_length: Tokens that each sequence predicts. None: as many as the model can see.
         device: As torch calls it.
+        base: The model that the adapter changes. None: the one that its settings name.
 
     Raises:
         DataError: The folder or the corpus can't be read, they don't fit each other, or the loss is
             not finite.
     """
-    given = judge_folder(folder, dataset=dataset)
+    given = judge_folder(folder, dataset=dataset, base=base)
     model = given.config
     length = sequence_length or model.max_position_embeddings
     _require_fitting(dataset, folder, model.vocab_size, length, model.max_position_embeddings)
     module = empty_model(model)
     dtype = TORCH_DTYPES[model.dtype]
-    module.place({name: tensor.to(device, dtype) for name, tensor in read_weights(folder, model)})
+    weights = model_weights(folder, model, base)
+    module.place({name: tensor.to(device, dtype) for name, tensor in weights})
     num = min(num_sequences, dataset.num_windows(length))
     batch = BatchConfig(
         sequence_length=length, microbatch_size=_ROWS, num_microbatches=-(-num // _ROWS)

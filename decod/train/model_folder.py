@@ -13,6 +13,7 @@ from decod.data.dataset import Dataset
 from decod.data.tokenizer import NO_EOS, TOKENIZER_FILE, FileTokenizer, read_tokenizer_file
 from decod.errors import DataError
 from decod.files import BEGINNING_BYTES, Damage, find_damage, hub_advice, is_cut_json
+from decod.model.adapter_folder import base_of, read_adapter
 from decod.model.weights import find_weights, read_config, require_no_adapter
 from decod.run.model_config import ModelConfig, ModelDtype
 from decod.texts import why_of
@@ -36,6 +37,7 @@ def judge_folder(
     dataset: Dataset | None = None,
     dtype: ModelDtype | None = None,
     trains: bool = False,
+    base: Path | None = None,
 ) -> GivenModel:
     """Judge a folder: what it is, its dtype, its weights and its tokenizer.
 
@@ -44,12 +46,18 @@ def judge_folder(
         dataset: Data that the model is to read; None if it reads none.
         dtype: The dtype to compute in. None: the folder's, or float32 if decod does not have that.
         trains: Whether the model is to be trained. Dropout matters only then.
+        base: The model that an adapter in the folder changes. None: the one that its settings name.
 
     Raises:
         DataError: It is no folder of a model (E-DAT-043), or a file is damaged. A field asks for
             something that decod lacks. The weights are not those of config.json. The data are of
             another tokenizer (E-DAT-025).
     """
+    adapted = None if trains else base_of(folder, base)
+    if adapted is not None:
+        given = judge_folder(adapted, dataset=dataset, dtype=dtype)
+        read_adapter(folder, given.config)
+        return given
     require_folder(folder)
     config = read_config(folder, dtype=dtype, trains=trains)
     find_weights(folder, config)

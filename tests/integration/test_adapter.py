@@ -9,12 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from decod.config.run_file import DataSource, EvaluationConfig, render_run_file
+from decod.data.prepare import PrepareConfig, prepare
+from decod.model.adapter_folder import ADAPTER_CONFIG, ADAPTER_FILE, PEFT_PREFIX
 from decod.model.shape import trained_shapes
 from decod.model.stage import initial_weight
-from decod.model.writing import ADAPTER_CONFIG, ADAPTER_FILE, PEFT_PREFIX
-from decod.run.model_config import AdapterConfig, AdapterKind
+from decod.run.model_config import AdapterConfig, AdapterKind, ModelDtype
 from decod.run.run_config import RunConfig
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, assert_refused, run_decod
+from tests.support.oracle import assert_agreement
 from tests.support.peft_reference import PeftReference
 from tests.support.runs import make_run, microbatches
 from tests.unit.train.test_executor_adapter import folder_of
@@ -63,3 +66,58 @@ def test_an_adapter_is_that_of_peft_though_a_volunteer_is_killed(
     for name, weight in peft.weights.items():
         torch.testing.assert_close(stored[PEFT_PREFIX + name], weight, rtol=0, atol=1e-12)
     assert json.loads((adapter / ADAPTER_CONFIG).read_text())["r"] == LORA.rank
+
+
+def test_commands_use_base_and_adapter(tmp_path: Path, corpus: Path) -> None:
+    run = replace(make_run(dtype=ModelDtype.FLOAT32, min_nodes_per_stage=1), adapter=LORA)
+    base = folder_of(tmp_path / "base", run.model)
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    (tmp_path / "held-out.txt").write_text("alpha beta gamma stage flow " * 200)
+    held_out = tmp_path / "held-out"
+    prepare(held_out, [tmp_path / "held-out.txt"], PrepareConfig())
+    with Cluster(tmp_path / "run", run, corpus) as cluster:
+        text = render_run_file(
+            run,
+            DataSource(path=str(corpus)),
+            evaluation=EvaluationConfig(held_out=str(held_out), every_iterations=2),
+        )
+        cluster.run_file.write_text(text, encoding="utf-8")
+        leader = cluster.start_leader("--base", base)
+        cluster.start_relays(1)
+        cluster.wait_for(lambda: leader.events("evaluation.done"), "an evaluation")
+        for out, options in ((adapter, []), (merged, ["--merge"])):
+            result = run_decod("export", out, *options, "--state-dir", leader.state_dir)
+            assert result.returncode == 0, result
+        result = run_decod("generate", "al", "--temperature", "0", "--state-dir", leader.state_dir)
+        assert result.returncode == 0, result
+    assert not (merged / ADAPTER_FILE).exists()
+    assert_agreement(merged)
+    length = str(run.batch.sequence_length)
+    losses = {}
+    for folder in (adapter, merged, base):
+        result = run_decod("evaluate", folder, held_out, "--sequence-length", length, "--json")
+        assert result.returncode == 0, result
+        losses[folder] = json.loads(result.stdout)["loss"]
+    assert losses[adapter] == pytest.approx(losses[merged], abs=0.05)
+    assert max(losses[adapter], losses[merged]) < losses[base] - 0.01
+
+
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path, corpus: Path) -> None:
+    run = replace(make_run(min_nodes_per_stage=1), adapter=LORA)
+    base = folder_of(tmp_path / "base", run.model)
+    other = folder_of(tmp_path / "other", replace(run.model, hidden_size=16))
+    with Cluster(tmp_path / "run", run, corpus) as cluster:
+        for arguments, holds in (
+            ((), ["E-CFG-110", "--base FOLDER"]),
+            (("--init", base), ["E-CFG-110", f"--base {base}"]),
+            (("--base", other), ["E-DAT-017", "hidden_size"]),
+        ):
+            command = ("leader", cluster.run_file, *arguments, "--state-dir", tmp_path / "s")
+            code = 9 if "--base" in arguments else 3
+            assert_refused(run_decod(*command), exit_code=code, holds=holds)
+        leader = cluster.start_leader("--base", base)
+        altered = folder_of(tmp_path / "altered", run.model, seed=10)
+        relay = cluster.start_relay("relay-2", "--stage", "2", "--base", altered)
+        assert relay.wait() == 9
+        assert "E-DAT-054" in relay.stderr
+        assert leader.process.poll() is None

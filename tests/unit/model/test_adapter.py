@@ -1,5 +1,6 @@
 """Adapters on their way to PEFT, and the memory of weights beside them."""
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,18 @@ from typing import Any
 import pytest
 import torch
 
+from decod.errors import DataError
 from decod.model.adapter import frozen, stage_of
+from decod.model.adapter_folder import base_of
+from decod.model.generate import LoadedModel
+from decod.model.hf_folder import write_merged
+from decod.model.sampling import Sampling
 from decod.model.shape import frozen_bytes, frozen_shapes, trained_shapes
-from decod.model.stage import initial_weight
+from decod.model.stage import TORCH_DTYPES, initial_weight
 from decod.model.writing import ModelWriter
 from decod.run.model_config import AdapterConfig, BaseFormat, ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.train.model_folder import judge_folder
 from tests.support.oracle import load_transformers
 from tests.support.peft_reference import load_peft
 from tests.unit.train.test_executor_adapter import LORA, folder_of, pipeline_of, run_of
@@ -25,7 +32,7 @@ def write_adapter(path: Path, model: ModelConfig, adapter: AdapterConfig) -> dic
     run = run_of(model, adapter)
     generator = torch.Generator().manual_seed(1)
     weights = {
-        name: torch.randn(shape, generator=generator, dtype=torch.float64).float() / 5
+        name: (torch.randn(shape, generator=generator) / 5).to(TORCH_DTYPES[model.dtype])
         for stage in range(3)
         for name, shape in trained_shapes(run, stage).items()
     }
@@ -102,3 +109,77 @@ def test_only_the_adapter_is_trained() -> None:
     stage = stage_of(RunConfig(adapter=LORA), 1)
     assert {*stage.parameters_by_name()} == {*trained_shapes(RunConfig(adapter=LORA), 1)}
     assert {*stage.frozen_by_name()} == {*frozen_shapes(RunConfig(adapter=LORA), 1)}
+
+
+# --- folders of adapters --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [ModelDtype.FLOAT32, ModelDtype.BFLOAT16])
+@pytest.mark.parametrize("kind", ["llama tied, grouped", "qwen3", "gpt2"])
+def test_a_merged_model_is_that_of_peft(tmp_path: Path, kind: str, dtype: ModelDtype) -> None:
+    model = replace(MODELS[kind], dtype=dtype)
+    base = folder_of(tmp_path / "base", model)
+    write_adapter(tmp_path / "adapter", model, LORA)
+    write_merged(tmp_path / "adapter", base, tmp_path / "merged")
+    theirs = load_peft(load_transformers(base), tmp_path / "adapter").merge_and_unload()
+    ours = load_transformers(tmp_path / "merged").state_dict()
+    found = theirs.state_dict()
+    assert found.keys() == ours.keys()
+    for name, weight in found.items():
+        assert torch.equal(ours[name], weight), name
+
+
+def test_generation_and_evaluation_use_base_and_adapter(tmp_path: Path) -> None:
+    model = replace(MODELS["llama"], dtype=ModelDtype.FLOAT32)
+    base = folder_of(tmp_path / "base", model)
+    write_adapter(tmp_path / "adapter", model, LORA)
+    write_merged(tmp_path / "adapter", base, tmp_path / "merged")
+    greedy = Sampling(temperature=0.0)
+    texts = [
+        list(LoadedModel(folder, base=given).continuation([1, 2], greedy, num_tokens=8))
+        for folder, given in (
+            (tmp_path / "merged", None),
+            (tmp_path / "adapter", base),
+            (base, None),
+        )
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_where_the_base_is(tmp_path: Path) -> None:
+    model = replace(MODELS["llama"], dtype=ModelDtype.FLOAT32)
+    base = folder_of(tmp_path / "base", model)
+    adapter = tmp_path / "adapter"
+    write_adapter(adapter, model, LORA)
+    assert base_of(base) is None
+    assert base_of(adapter, base) == base
+    with pytest.raises(DataError, match="is not on this host"):
+        base_of(adapter)
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    settings["base_model_name_or_path"] = str(base)
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    assert base_of(adapter) == base
+    assert judge_folder(adapter).config == model
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"use_dora": True}, "use_dora is True"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
+        ({"r": "many"}, "r, lora_alpha or target_modules"),
+        ({"r": 4}, "is \\(3, 16\\), not \\(4, 16\\)"),
+        ({"target_modules": ["lm_head"]}, "names 'lm_head'"),
+        ({"target_modules": ["q_proj"]}, "is unknown"),
+    ],
+)
+def test_another_adapter_is_refused(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    model = replace(MODELS["llama"], dtype=ModelDtype.FLOAT32)
+    base = folder_of(tmp_path / "base", model)
+    adapter = tmp_path / "adapter"
+    write_adapter(adapter, model, LORA)
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(settings | change))
+    with pytest.raises(DataError, match=told):
+        judge_folder(adapter, base=base)

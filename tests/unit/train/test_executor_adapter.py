@@ -39,12 +39,12 @@ torch.set_num_threads(1)
 LORA = AdapterConfig(kind=AdapterKind.LORA, rank=3, alpha=6.0)
 
 
-def folder_of(path: Path, model: ModelConfig) -> Path:
+def folder_of(path: Path, model: ModelConfig, seed: int = 9) -> Path:
     """Write a model, and return its folder."""
     shapes = model_shapes(model)
-    weights = {n: initial_weight(model, seed=9, name=n, shape=s) for n, s in shapes.items()}
+    weights = {n: initial_weight(model, seed=seed, name=n, shape=s) for n, s in shapes.items()}
     # Norms and biases of a model that has been trained are not 1 and 0.
-    generator = torch.Generator().manual_seed(9)
+    generator = torch.Generator().manual_seed(seed)
     for weight in weights.values():
         if weight.dim() == 1:
             weight.add_(torch.randn(weight.shape, generator=generator) / 10)

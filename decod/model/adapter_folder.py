@@ -1,0 +1,150 @@
+"""Folders of adapters, as PEFT writes them. Imports no torch.
+
+    adapter_config.json        what is adapted, and how
+    adapter_model.safetensors  two thin matrices for each adapted one
+
+Settings with which PEFT would compute something else are refused by name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from decod.errors import ConfigError, DataError
+from decod.model.shape import adapter_shapes
+from decod.model.weights import read_header, read_json, refuse_weights
+from decod.run.model_config import AdapterConfig, AdapterKind, ModelConfig, Shapes
+
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+PEFT_PREFIX = "base_model.model."
+"""What PEFT writes before the name of each parameter."""
+
+_BASE = "base_model_name_or_path"
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none", None),
+    "lora_bias": (False, None),
+    "use_rslora": (False, None),
+    "use_dora": (False, None),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "modules_to_save": (None, []),
+    "layers_to_transform": (None,),
+    "exclude_modules": (None,),
+    "trainable_token_indices": (None,),
+    "target_parameters": (None, []),
+    "megatron_config": (None,),
+    "layer_replication": (None,),
+}
+"""Settings that must hold one of these values if they are present."""
+
+
+def adapter_fields(model: ModelConfig, adapter: AdapterConfig, base: str | None) -> dict[str, Any]:
+    """Return an `adapter_config.json` with which PEFT loads an adapter.
+
+    Args:
+        model: The model beside which it was trained.
+        adapter: Its settings.
+        base: Folder of that model, or its name on the Hub.
+    """
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "target_modules": list(adapter.of(model)),
+        "fan_in_fan_out": model.family.transposed,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        _BASE: base,
+    }
+
+
+def all_adapters(model: ModelConfig, adapter: AdapterConfig) -> Shapes:
+    """Return names and shapes of all that an adapter trains."""
+    found: Shapes = {}
+    for index in range(model.num_hidden_layers):
+        found |= adapter_shapes(model, adapter, index)
+    return found
+
+
+def base_of(folder: Path, base: Path | None = None) -> Path | None:
+    """Return the folder of the model that an adapter changes. None: `folder` holds no adapter.
+
+    Args:
+        folder: It may hold an adapter.
+        base: The model's folder, as the user says. None: where the adapter's settings say.
+
+    Raises:
+        DataError: The settings can't be read, or name no folder of this host.
+    """
+    if not (folder / ADAPTER_CONFIG).exists() or (folder / "config.json").exists():
+        return None
+    if base is not None:
+        return base
+    named = read_json(folder / ADAPTER_CONFIG).get(_BASE)
+    if isinstance(named, str) and Path(named).is_dir():
+        return Path(named)
+    raise DataError(
+        f"the model of the adapter in {folder} is not on this host",
+        why=f"{ADAPTER_CONFIG} says {ascii(named)[:100]}",
+        fix="give the folder of the model with --base FOLDER",
+        code="E-DAT-055",
+    )
+
+
+def read_adapter(folder: Path, model: ModelConfig) -> AdapterConfig:
+    """Return the settings of an adapter, whose matrices are all there.
+
+    Raises:
+        DataError: It is of another model, or asks for something that decod does not have.
+    """
+    path = folder / ADAPTER_CONFIG
+    fields = read_json(path)
+    for name, allowed in _NEUTRAL.items():
+        value = fields.get(name)
+        if name in fields and value not in allowed:
+            raise _refused(path, f"{name} is {ascii(value)[:80]}", "decod has no such adapters")
+    targets = fields.get("target_modules")
+    if isinstance(targets, list) and all(isinstance(each, str) for each in targets):
+        targets = ", ".join(targets)
+    rank = fields.get("r")
+    alpha = fields.get("lora_alpha")
+    if type(rank) is not int or not isinstance(alpha, int | float) or not isinstance(targets, str):
+        raise _refused(path, "r, lora_alpha or target_modules is missing", "they say what it does")
+    try:
+        adapter = AdapterConfig(
+            kind=AdapterKind.LORA, rank=rank, alpha=float(alpha), targets=targets
+        )
+        shapes = all_adapters(model, adapter)
+    except ConfigError as error:
+        raise _refused(path, error.what, error.why) from error
+    _check_matrices(folder, shapes)
+    return adapter
+
+
+def _check_matrices(folder: Path, shapes: Shapes) -> None:
+    header = read_header(folder / ADAPTER_FILE)
+    header.pop("__metadata__", None)
+    found = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    wanted = {PEFT_PREFIX + name: shape for name, shape in shapes.items()}
+    problems = [f"{name} is missing" for name in wanted.keys() - found.keys()]
+    problems += [f"{name} is unknown" for name in found.keys() - wanted.keys()]
+    problems += [
+        f"{name} is {found[name]}, not {shape}"
+        for name, shape in wanted.items()
+        if found.get(name, shape) != shape
+    ]
+    refuse_weights(folder, sorted(problems))
+
+
+def _refused(path: Path, what: str, why: str) -> DataError:
+    return DataError(
+        f"{path}: {what}",
+        why=why,
+        fix="give an adapter that `decod export` has written, or merge it into its model with PEFT",
+        code="E-DAT-056",
+    )
