@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from decod.model.shape import (
     block_shapes,
     frozen_bytes,
+    frozen_shapes,
     input_bytes,
     kept_bytes,
     loss_bytes,
@@ -45,8 +46,8 @@ class StageNeeds:
     """Memory of the device for one microbatch between its forward and its backward pass."""
     input_bytes: int
     """The same with recomputation, which keeps a microbatch's input alone."""
-    frozen_bytes: int = 0
-    """The part of the weights that is not trained."""
+    base_bytes: int = 0
+    """Weights that are not trained, as a newcomer fetches them and a disk keeps them."""
     host_bytes: int = 0
     """Memory of the host for the state, its next values and the sum of gradients of a stage that is
     spread over several devices. 0: all of that is on the device."""
@@ -96,6 +97,7 @@ def stage_needs(
     sync = run.sync
     tensors = state_tensors(run, stage_index)
     num_parameters = sum(map(math.prod, trained_shapes(run, stage_index).values()))
+    frozen = frozen_shapes(run, stage_index)
     wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
     # A bfloat16 model has weights of its own beside the wide ones.
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
@@ -109,7 +111,7 @@ def stage_needs(
     needs = StageNeeds(
         num_parameters=num_parameters,
         state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),
-        frozen_bytes=frozen_bytes(run, stage_index),
+        base_bytes=model.dtype.num_bytes * sum(map(math.prod, frozen.values())),
         weights_bytes=num_parameters * (wide_bytes + narrow_bytes) + frozen_bytes(run, stage_index),
         optimizer_bytes=num_parameters * (num_held - 1) * wide_bytes,
         gradient_bytes=num_parameters * _GRADIENT * wide_bytes,

@@ -134,10 +134,12 @@ def lines_of(demands: Demands) -> list[str]:
 def downloads(run: RunConfig, stage: int) -> Demands:
     """Return what a newcomer of a stage fetches."""
     needs = stage_needs(run, stage)
+    base = f"{size_text(needs.base_bytes)} once: the stage's weights that are not trained"
     return {
         "downloads": [
             f"{size_text(needs.state_bytes)} at the start: weights and optimizer of a stage, "
             "as safetensors, from members",
+            *([f"{base}, unless --base has them"] if needs.base_bytes else []),
             "copies of other stages' states, if the run is to survive their loss",
             "no data and no tokenizer, which stay with data nodes, and no code",
         ]
@@ -197,9 +199,11 @@ def disk(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
     state_dir, most_bytes = config.state_dir, config.disk_max_bytes
     cap = [] if most_bytes is None else [f"at most {size_text(most_bytes)} in all: see --disk-max"]
     largest_bytes = max(stage_needs(run, each).state_bytes for each in (0, 1))
-    state_bytes = stage_needs(run, stage).state_bytes
+    needs = stage_needs(run, stage)
+    state_bytes = needs.state_bytes
     own_bytes = KEPT_PER_STAGE * state_bytes
     passing = f"{size_text(state_bytes)} more, while such a state is fetched or copied"
+    base = f"{size_text(needs.base_bytes)} for weights that are not trained"
     free_bytes = shutil.disk_usage(nearest_folder(state_dir)).free
     return {
         "disk": [
@@ -208,6 +212,7 @@ def disk(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
             f"at most {size_text(KEPT_PER_STAGE * largest_bytes)} for each other stage of which "
             "copies are kept, usually one or two",
             *([passing] if goes_to_file(state_bytes) else []),
+            *([base] if needs.base_bytes and config.base_dir is None else []),
             f"at most {size_text((1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES)} for node.log",
             *cap,
         ]

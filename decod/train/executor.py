@@ -277,6 +277,9 @@ class StageExecutor:
     ) -> str:
         """Replace the committed weights by the mean of other stages'. The moments become zero.
 
+        An adapter begins anew instead, so that the stage computes what it did before the run: the
+        mean of two products is not the product of two means.
+
         Args:
             donors: Stage index, blob (not changed) and expected content of each.
             iteration: The iteration after which the states were taken.
@@ -295,6 +298,10 @@ class StageExecutor:
             form = replace(form_of(self, layout), device="cpu")
             states.append((layout, loaded_state(entries, blob_pieces(blob), form).weights))
         weights_P = mixed_weights(own, states)
+        if not config.run.trains_all:
+            weights_P = initial_weights(
+                config.run.model, form_of(self, own), seed=config.run.seed, folder=None
+            )
         return self._replace(SharedState.without_moments(weights_P, self.rule.prefixes), iteration)
 
     def return_to_anchor(self) -> None:

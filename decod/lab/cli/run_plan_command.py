@@ -44,7 +44,7 @@ _LEGEND = (
     " head and the logits of some positions. MICROBATCH is what one takes between its passes,"
     " and INPUT what stays of that with recomputation. MEMORY is the least of the device, with"
     " one microbatch. Each further one adds MICROBATCH, or INPUT with recomputation. DOWNLOAD"
-    " is the state that a newcomer fetches."
+    " is the state that a newcomer fetches, and weights that are not trained."
 )
 _SPREAD_LEGEND = (
     "These are sizes on each device. SPREAD is MEMORY of a stage that is spread over the devices."
@@ -335,7 +335,7 @@ def _described_stage(index: int, blocks: range, stage: _Stage) -> dict[str, Any]
         "memory_min_bytes": needs.memory_min_bytes,
         "spread_min_bytes": None if spread is None else spread.memory_min_bytes,
         "spread_host_bytes": None if spread is None else spread.host_bytes,
-        "download_bytes": needs.state_bytes,
+        "download_bytes": needs.state_bytes + needs.base_bytes,
     }
 
 
@@ -383,7 +383,7 @@ def _sizes(stage: _Stage) -> list[int]:
         needs.microbatch_bytes,
         needs.input_bytes,
         needs.memory_min_bytes,
-        needs.state_bytes,
+        needs.state_bytes + needs.base_bytes,
     ]
     return sizes if spread is None else [*sizes, spread.memory_min_bytes, spread.host_bytes]
 

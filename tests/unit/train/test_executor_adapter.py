@@ -22,6 +22,7 @@ from decod.run.run_config import RunConfig
 from decod.train.checkpoint.base import BaseSource, base_hashes
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
+from decod.train.layout import byte_view
 from tests.support.model_folders import write_folder
 from tests.support.peft_reference import PeftReference
 from tests.unit.train.test_executor_equals_reference import (
@@ -140,3 +141,19 @@ def test_a_narrow_base_computes_nearly_the_same(
         loss = run_iteration(narrow, iteration)
         assert loss == pytest.approx(expected, rel=error_max)
         assert loss != expected, "something was made narrow"
+
+
+def test_the_adapter_of_a_lost_stage_begins_anew(tmp_path: Path) -> None:
+    run = run_of(MODELS["llama"])
+    folder = folder_of(tmp_path, run.model)
+    pipeline = pipeline_of(run, folder)
+    first = {name: weight.clone() for name, weight in pipeline[2].weights().items()}
+    for iteration in (1, 2):
+        run_iteration(pipeline, iteration)
+    snapshot = pipeline[1].snapshot(with_optimizer=True)
+    blob = torch.zeros(snapshot.num_bytes, dtype=torch.uint8)
+    entries, _ = snapshot.write(blob)
+    pipeline[2].mix([(1, byte_view(blob), entries)], 2)
+    for name, weight in pipeline[2].weights().items():
+        assert torch.equal(weight, first[name])
+    assert run_iteration(pipeline, 3) > 0
