@@ -39,9 +39,7 @@ _MIB = 1 << 20
 
 def stage_bytes(run: RunConfig) -> int:
     """Return the size of the state that is loaded."""
-    return size_bytes_of(
-        state_tensors(run, loading_phases.STAGE)
-    )
+    return size_bytes_of(state_tensors(run, loading_phases.STAGE))
 
 
 def measure(arguments: Sequence[str], run: RunConfig, folder: Path) -> dict[str, dict[str, Any]]:
