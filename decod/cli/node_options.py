@@ -204,8 +204,8 @@ _OPTIONS = (
         envvar="DECOD_BASE",
         type=click.Path(path_type=Path),
         metavar="FOLDER",
-        help="Folder of the model beside which the run trains an adapter. Volunteers without it"
-        " fetch their part from members.",
+        help="Folder of the model beside which the run trains an adapter. Others than the leader"
+        " fetch their part from members without it.",
     ),
     click.option(
         "--disk-max",
