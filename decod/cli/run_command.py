@@ -194,14 +194,22 @@ def _write(path: Path, text: str, *, force: bool) -> None:
     metavar="DIR",
     help="Check this model too: `decod leader --init` would start from it.",
 )
+@click.option(
+    "--base",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Check this model too: `decod leader --base` would adapt it.",
+)
 @data_option
 @click.option("--full", is_flag=True, help="Read all of the data, however much that is.")
-def check(path: Path, *, init: Path | None, data: str | None, full: bool) -> None:
+def check(
+    path: Path, *, init: Path | None, base: Path | None, data: str | None, full: bool
+) -> None:
     """Check all that `decod leader` checks before it prints a join string, and show the sizes.
 
     That is: the run file, the data and whether they fill a batch, the vocabulary, the held-out
-    text, and the model of --init. Of large data only parts are read, as at the start of a run;
-    --full reads all.
+    text, and the model of --init or --base. Of large data only parts are read, as at the start of a
+    run; --full reads all.
 
     \b
     Examples:
@@ -211,14 +219,15 @@ def check(path: Path, *, init: Path | None, data: str | None, full: bool) -> Non
     """
     from decod.config.run_file import load_run_file
     from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
-    from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
+    from decod.daemon.checks import check_shards, chosen_model, manifest_of, read_at_start_bytes
     from decod.daemon.evaluating import require_held_out
     from decod.data.corpus import open_corpus
     from decod.run.model_config import stage_blocks
 
     loaded = load_run_file(path)
     with open_corpus(data or loaded.data.path) as dataset:
-        manifest_of(loaded.run, dataset, init, print_warning)
+        model = chosen_model(loaded.run, init, base)
+        manifest_of(loaded.run, dataset, model, print_warning)
         require_held_out(loaded, dataset)
         most_bytes = None if full else read_at_start_bytes(dataset)
         num_bytes = min(dataset.num_bytes, most_bytes or dataset.num_bytes)
@@ -234,8 +243,8 @@ def check(path: Path, *, init: Path | None, data: str | None, full: bool) -> Non
     click.echo(f"tokens / iteration {tokens:,}")
     click.echo(f"data               {dataset.place}: {size}")
     click.echo(f"                   {checked}")
-    if init is not None:
-        click.echo(f"weights            {init}: all there, of the right shapes, and finite")
+    if model is not None:
+        click.echo(f"weights            {model}: all there, of the right shapes, and finite")
     click.echo(f"activation         {activation_size_bytes(run) / 2**20:.2f} MiB per microbatch")
     sizes = average_size_bytes(run)
     often = "each iteration" if run.sync.every == 1 else f"every {run.sync.every} iterations"

@@ -15,6 +15,7 @@ from decod.config.schema import NOTHING, Manifest
 from decod.daemon.exporting import read_carried
 from decod.data.block import OnRead
 from decod.data.dataset import Dataset
+from decod.errors import ConfigError
 from decod.model.hf import require_same
 from decod.model.weights import check_weights
 from decod.run.run_config import RunConfig
@@ -25,6 +26,36 @@ READ_AT_START_MAX_BYTES = 128 * 2**20
 """Reading this takes a tenth of a second from a fast disk, and a few seconds from a slow one."""
 READ_FROM_STORE_MAX_BYTES = 4 * 2**20
 """The same from an object store, which answers after tens of milliseconds."""
+
+
+def chosen_model(run: RunConfig, init_dir: Path | None, base_dir: Path | None) -> Path | None:
+    """Return the folder of the model to start from, or beside which an adapter is trained.
+
+    Args:
+        run: The configuration in the run file.
+        init_dir: The folder of `--init`.
+        base_dir: That of `--base`.
+
+    Raises:
+        ConfigError: The run can't use the folder that is given, or lacks one (E-CFG-110).
+    """
+    if run.trains_all and base_dir is None:
+        return init_dir
+    if run.trains_all:
+        what = f"--base is {base_dir}, and the run trains all parameters of its model"
+        why = "only beside an adapter are weights that are not trained"
+        fix = 'give the folder with --init, or set adapter.kind = "lora" in the run file'
+    elif init_dir is not None:
+        what = f"--init is {init_dir}, and the run trains an adapter"
+        why = "the adapter itself begins anew, beside the weights of a model"
+        fix = f"give the folder of the model with --base {init_dir}"
+    elif base_dir is None:
+        what = "the run trains an adapter, and there is no model for it"
+        why = "an adapter changes a model that has been trained"
+        fix = "give the folder of the model with --base FOLDER"
+    else:
+        return base_dir
+    raise ConfigError(what, why=why, fix=fix, code="E-CFG-110")
 
 
 def manifest_of(

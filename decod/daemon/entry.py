@@ -204,33 +204,6 @@ class LeaderOptions:
     join_path: Path | None = None
     """File to which the join string is written when this node leads."""
 
-    @property
-    def model_dir(self) -> Path | None:
-        """Folder of the model to start from, or beside which an adapter is trained.
-
-        Raises:
-            ConfigError: The run can't use the folder that is given, or lacks one (E-CFG-110).
-        """
-        base_dir = self.node.base_dir
-        trains_all = self.run_file.run.trains_all
-        if trains_all and base_dir is None:
-            return self.init_dir
-        if trains_all:
-            what = f"--base is {base_dir}, and the run trains all parameters of its model"
-            why = "only beside an adapter are weights that are not trained"
-            fix = 'give the folder with --init, or set adapter.kind = "lora" in the run file'
-        elif self.init_dir is not None:
-            what = f"--init is {self.init_dir}, and the run trains an adapter"
-            why = "the adapter itself begins anew, beside the weights of a model"
-            fix = f"give the folder of the model with --base {self.init_dir}"
-        elif base_dir is None:
-            what = "the run trains an adapter, and there is no model for it"
-            why = "an adapter changes a model that has been trained"
-            fix = "give the folder of the model with --base FOLDER"
-        else:
-            return base_dir
-        raise ConfigError(what, why=why, fix=fix, code="E-CFG-110")
-
 
 async def continued(options: LeaderOptions, host: Host, say: Say) -> LeaderOptions:
     """Return options that are fit for what has become of the last run of this name, if any.

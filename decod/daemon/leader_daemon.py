@@ -10,7 +10,7 @@ from decod.clocks import wall_clock
 from decod.config.schema import Manifest
 from decod.config.secret import write_join_string
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, carried_in, store_of
-from decod.daemon.checks import check_shards, manifest_of, read_at_start_bytes
+from decod.daemon.checks import check_shards, chosen_model, manifest_of, read_at_start_bytes
 from decod.daemon.contact import patiently
 from decod.daemon.desk import Desk
 from decod.daemon.entry import EntryFinder, LeaderOptions, continued, founded
@@ -153,7 +153,9 @@ def _prepared(
 ) -> tuple[Manifest, Resumed | None]:
     """Return the run's manifest, and the checkpoint to go on from if the options ask for one."""
     require_held_out(options.run_file, dataset)
-    manifest = manifest_of(options.run_file.run, dataset, options.model_dir, say)
+    run = options.run_file.run
+    model_dir = chosen_model(run, options.init_dir, options.node.base_dir)
+    manifest = manifest_of(run, dataset, model_dir, say)
     if options.resume is None:
         return manifest, None
     resumed = find_resumed(
