@@ -9,9 +9,7 @@ Source: LoRA (arXiv:2106.09685), section 4.1; QLoRA (arXiv:2305.14314), section 
 of NF4 are not quantized themselves, and embedding, norms and head have the model's dtype.
 """
 
-import ctypes
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -192,8 +190,6 @@ def hold(stage: Stage, run: RunConfig, tensors: Iterable[tuple[str, Tensor]], de
         device: Where they lie.
     """
     places = stage.frozen_by_name()
-    if not places:
-        return
     for name, tensor in tensors:
         owner, leaf = places.pop(name)
         here = tensor.to(device, TORCH_DTYPES[run.model.dtype])
@@ -202,13 +198,3 @@ def hold(stage: Stage, run: RunConfig, tensors: Iterable[tuple[str, Tensor]], de
         else:
             setattr(owner, leaf, nn.Parameter(here, requires_grad=False))
     assert not places, sorted(places)
-    _give_back()
-
-
-def _give_back() -> None:
-    """Give freed memory back to the system, where the C library can: glibc's keeps it otherwise.
-
-    Making matrices narrow leaves a quarter of a byte behind for each weight.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

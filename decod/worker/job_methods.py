@@ -18,6 +18,7 @@ from typing_extensions import override
 from decod.data.block import Block
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
+from decod.process import give_back_memory
 from decod.protocol.core import jobs
 from decod.protocol.core.job_codec import Region, Request, runs
 from decod.protocol.core.jobs import (
@@ -399,6 +400,7 @@ class JobRunner(PassRunner[StageExecutor]):
     @runs(jobs.Build)
     def _build(self, request: Request[jobs.Build]) -> jobs.Built:
         report = self._ready.build(request.job.stage_index, trial=request.job.trial)
+        give_back_memory()
         return jobs.Built(report.hash, report.num_parameters, report.activation_bytes)
 
     @runs(jobs.Inspect)
