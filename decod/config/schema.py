@@ -421,8 +421,7 @@ class Manifest:
                 fix="resume from a checkpoint, or start a new run",
             )
         Carried.from_text(self.carried)
-        trains_all = self.run.trains_all
-        num_parts = 0 if trains_all else self.run.model.num_hidden_layers + 1
+        num_parts = self.run.num_base_parts
         if not re.fullmatch(f"[0-9a-f]{{{64 * num_parts}}}", self.base):
             raise ConfigError(
                 f"base has {len(self.base)} characters",

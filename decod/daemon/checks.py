@@ -19,7 +19,7 @@ from decod.errors import ConfigError
 from decod.model.hf import require_same
 from decod.model.weights import check_weights
 from decod.run.run_config import RunConfig
-from decod.train.checkpoint.base import base_hashes
+from decod.train.checkpoint.base import UNKNOWN_HASH, base_hashes
 from decod.train.model_folder import judge_folder
 
 READ_AT_START_MAX_BYTES = 128 * 2**20
@@ -70,6 +70,7 @@ def manifest_of(
         run: The configuration in the run file.
         dataset: The data to train on.
         init_dir: Folder of the model to start from, or beside which an adapter is trained, if any.
+            Without one, the hashes of weights that are not trained are unknown.
         say: Takes a sentence on each check that could not be made, and on what an export will lack.
 
     Raises:
@@ -78,7 +79,8 @@ def manifest_of(
             were made with another tokenizer than the weights.
     """
     dataset.require_batch(run.batch)
-    weights, base, carried = "seed", "", NOTHING
+    weights, carried = "seed", NOTHING
+    base = UNKNOWN_HASH * run.num_base_parts
     if init_dir is not None:
         given = judge_folder(init_dir, dataset=dataset, dtype=run.model.dtype, trains=True)
         require_same(run.model, given.config, init_dir / "config.json")

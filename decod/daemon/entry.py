@@ -374,6 +374,8 @@ class EntryFinder:
                 initial_weights=given.initial_weights,
                 start_iteration=given.start_iteration,
             )
+        if self.options.node.base_dir is None:
+            manifest = dataclasses.replace(manifest, base=given.base)
         if (difference := manifest.first_difference(given)) is not None:
             raise RejectedError(
                 f"this run file describes another run: {difference}",

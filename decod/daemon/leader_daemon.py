@@ -154,7 +154,10 @@ def _prepared(
     """Return the run's manifest, and the checkpoint to go on from if the options ask for one."""
     require_held_out(options.run_file, dataset)
     run = options.run_file.run
-    model_dir = chosen_model(run, options.init_dir, options.node.base_dir)
+    init_dir, base_dir = options.init_dir, options.node.base_dir
+    # A further data node gets what it has not from members.
+    lacks = options.join is not None and init_dir is None and base_dir is None
+    model_dir = None if lacks else chosen_model(run, init_dir, base_dir)
     manifest = manifest_of(run, dataset, model_dir, say)
     if options.resume is None:
         return manifest, None

@@ -93,6 +93,13 @@ class RunConfig:
         return self.adapter.kind is AdapterKind.NONE
 
     @property
+    def num_base_parts(self) -> int:
+        """Parts of the weights that are not trained: all outside the blocks, and each block. 0:
+        there are none.
+        """
+        return 0 if self.trains_all else self.model.num_hidden_layers + 1
+
+    @property
     def delay(self) -> int:
         """Iterations by which a step is late. Where stages have no servers, none is."""
         return self.servers.delay if self.organisation is Organisation.SERVERS else 0

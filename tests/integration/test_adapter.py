@@ -24,7 +24,7 @@ from tests.unit.train.test_executor_adapter import folder_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-NUM_ITERATIONS = 8
+NUM_ITERATIONS = 20
 LORA = AdapterConfig(kind=AdapterKind.LORA, rank=4, alpha=8.0)
 
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from decod.compression.plan import Method
 from decod.config.presets import PRESETS
 from decod.ids import MicrobatchId
+from decod.model.adapter_folder import ADAPTER_FILE, PEFT_PREFIX
+from decod.model.weights import WEIGHTS_FILE
 from decod.protocol.core.fingerprints import digest_of
 from decod.run.run_config import RunConfig
 from decod.run.training_config import Adapt, OptimizerName, SyncConfig, SyncMethod
@@ -22,6 +25,7 @@ from tests.support.diloco_reference import Reference
 from tests.support.quick import first_of
 from tests.support.reference import train_reference
 from tests.support.runs import make_run, microbatches, weight_error
+from tests.unit.train.test_executor_adapter import LORA, folder_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -36,10 +40,12 @@ def make_diloco_run(sync: SyncConfig, num_iterations: int) -> RunConfig:
     return replace(run, batch=batch, sync=sync)
 
 
-def train(run: RunConfig, tmp_path: Path, corpus: Path) -> dict[MicrobatchId, dict[int, str]]:
+def train(
+    run: RunConfig, tmp_path: Path, corpus: Path, *options: str | Path
+) -> dict[MicrobatchId, dict[int, str]]:
     """Run five daemons. Return which of them served each microbatch, by stage."""
     with Cluster(tmp_path, run, corpus) as cluster:
-        cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_leader("--export", tmp_path / "model", *options)
         cluster.start_data_node("data-1")
         cluster.start_relays(2)
         codes = cluster.wait_for_end()
@@ -71,11 +77,22 @@ def shares(daemon: Daemon, run: RunConfig) -> list[tuple[int, MicrobatchId]]:
 
 
 def by_hand(
-    run: RunConfig, corpus: Path, paths: Mapping[MicrobatchId, Mapping[int, str]]
+    run: RunConfig,
+    corpus: Path,
+    paths: Mapping[MicrobatchId, Mapping[int, str]],
+    base: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Return the weights of the same training in one process, along the same paths."""
     torch.set_num_threads(1)
-    reference = Reference(run.model, run.stages, run.optimizer, run.sync, seed=run.seed)
+    reference = Reference(
+        run.model,
+        run.stages,
+        run.optimizer,
+        run.sync,
+        seed=run.seed,
+        adapter=run.adapter,
+        base=base,
+    )
     nodes = {(name, stage) for path in paths.values() for stage, name in path.items()}
     for name, stage in sorted(nodes):
         reference.add(name, stage)
@@ -99,6 +116,20 @@ def test_six_daemons_learn_what_is_learnt_by_hand(
     error = weight_error(tmp_path / "model", by_hand(run, corpus, paths))
     print(f"weights differ by {error:.1e}")
     assert error < 1e-8
+
+
+def test_an_adapter_is_what_is_learnt_by_hand(tmp_path: Path, corpus: Path) -> None:
+    run = replace(make_diloco_run(DILOCO, NUM_OUTER_STEPS * DILOCO.every), adapter=LORA)
+    folder = folder_of(tmp_path / "base", run.model)
+    paths = train(run, tmp_path, corpus, "--base", folder)
+    expected = by_hand(run, corpus, paths, load_file(folder / WEIGHTS_FILE))
+    found = load_file(tmp_path / "model" / ADAPTER_FILE)
+    assert {PEFT_PREFIX + name for name in expected} == found.keys()
+    worst = max(
+        float((found[PEFT_PREFIX + name] - weight).abs().max()) for name, weight in expected.items()
+    )
+    print(f"weights differ by {worst:.1e}")
+    assert worst < 1e-11
 
 
 def test_one_step_of_sgd_between_averages_is_plain_sgd(tmp_path: Path, corpus: Path) -> None:

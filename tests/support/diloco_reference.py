@@ -6,7 +6,7 @@ microbatch is computed with the replicas that it met in the run under test.
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from decod.compression.plan import StagePlans
-from decod.model.shape import stage_shapes
+from decod.model.shape import LORA_A, LORA_B, trained_shapes
 from decod.model.stage import empty_model, initial_weight
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import NO_ADAPTER, AdapterConfig, ModelConfig, StagesConfig
+from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig, SyncConfig
 from decod.train.optimizers import learning_rate
 from tests.support.reference import make_stepper, plain_autograd
@@ -62,6 +63,8 @@ class Reference:
         optimizer: The inner optimizer.
         sync: The outer optimizer.
         seed: Of the initial weights.
+        adapter: What is trained, if it is not the whole model.
+        base: The weights that are not trained, by name.
     """
 
     def __init__(
@@ -72,14 +75,18 @@ class Reference:
         sync: SyncConfig,
         *,
         seed: int,
+        adapter: AdapterConfig = NO_ADAPTER,
+        base: Mapping[str, Tensor] | None = None,
     ) -> None:
+        self._adapter, self._base = adapter, base or {}
         self._model, self._optimizer, self._sync, self._seed = model, optimizer, sync, seed
         self._module = empty_model(model)
         by_name = self._module.parameters_by_name()
         inside = {id(parameter): name for name, parameter in self._module.named_parameters()}
         self._names = {name: inside[id(parameter)] for name, parameter in by_name.items()}
         """The module's own names."""
-        self._shapes = [stage_shapes(model, stages, k) for k in range(stages.num_relay_stages + 1)]
+        run = RunConfig(model=model, stages=stages, adapter=adapter)
+        self._shapes = [trained_shapes(run, k) for k in range(stages.num_relay_stages + 1)]
         self.replicas: dict[str, Replica] = {}
         self.stages = [self._stage(k) for k in range(len(self._shapes))]
 
@@ -94,7 +101,8 @@ class Reference:
     def _stage(self, index: int) -> Stage:
         anchor = self._initial(index)
         outer = torch.optim.SGD(
-            anchor.values(),
+            # The optimizer takes no empty list.
+            [*anchor.values()] or [torch.zeros(1, requires_grad=True)],
             lr=self._sync.outer_lr,
             momentum=self._sync.outer_momentum,
             nesterov=self._sync.outer_momentum > 0,
@@ -125,9 +133,8 @@ class Reference:
         """
         for tokens, path in batch:
             met = [self.replicas[node] for node in path]
-            weights = {
-                self._names[name]: w for replica in met for name, w in replica.weights.items()
-            }
+            trained = {name: w for replica in met for name, w in replica.weights.items()}
+            weights = {self._names[name]: w for name, w in self._merged(trained).items()}
             whole = torch.from_numpy(tokens)
             with plain_autograd():
                 logits = torch.func.functional_call(self._module, weights, (whole[:, :-1],))
@@ -141,9 +148,21 @@ class Reference:
             self._inner_step(replica, learning_rate(self._optimizer, iteration))
         number, rest = divmod(iteration, self._sync.every // self._sync.fragments)
         if not rest or last:
-            for stage in self.stages:
+            for stage in filter(lambda each: each.anchor, self.stages):
                 here = stage.fragments[(number - 1) % self._sync.fragments]
                 self._outer_step(stage, [*stage.anchor] if last else here, last=last)
+
+    def _merged(self, trained: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return all weights of the model, by definition: W + alpha / rank * B A."""
+        if not self._base:
+            return trained
+        merged = {**self._base}
+        for name, second in trained.items():
+            if name.endswith(LORA_B):
+                change = second @ trained[name.removesuffix(LORA_B) + LORA_A]
+                target = name.removesuffix(LORA_B) + "weight"
+                merged[target] = merged[target] + change * self._adapter.scaling
+        return merged
 
     def _inner_step(self, replica: Replica, rate: float) -> None:
         if replica.num_now:

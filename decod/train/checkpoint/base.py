@@ -52,6 +52,9 @@ _DESCRIPTION = "state.json"
 _DESCRIPTION_MAX_BYTES = 4 << 20
 
 
+UNKNOWN_HASH = "0" * _HASH_SIZE
+
+
 def parts_of(run: RunConfig, stage_index: int) -> list[int]:
     """Return the parts that a stage holds."""
     outer = [0] if stage_index == 0 else []
