@@ -9,6 +9,8 @@ Source: LoRA (arXiv:2106.09685), section 4.1; QLoRA (arXiv:2305.14314), section 
 of NF4 are not quantized themselves, and embedding, norms and head have the model's dtype.
 """
 
+import logging
+import sys
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -69,13 +71,16 @@ def quantizer() -> Any:
     Raises:
         ConfigError: It is not installed.
     """
+    # With this package, bitsandbytes would fetch code from the Hub, and says so if it can't.
+    sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     try:
         from bitsandbytes import functional as library
     except ImportError as error:
         raise ConfigError(
             "adapter.base asks for bitsandbytes, which is not installed",
             why="it holds weights in one byte or half a byte each",
-            fix='pip install "decod-train[finetune]", or choose adapter.base = "bfloat16"',
+            fix='pip install bitsandbytes, or choose adapter.base = "bfloat16" in the run file',
         ) from error
     return library
 

@@ -1,6 +1,7 @@
 """Adapters on their way to PEFT, and the memory of weights beside them."""
 
 import json
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -183,3 +184,10 @@ def test_another_adapter_is_refused(tmp_path: Path, change: dict[str, Any], told
     (adapter / "adapter_config.json").write_text(json.dumps(settings | change))
     with pytest.raises(DataError, match=told):
         judge_folder(adapter, base=base)
+
+
+def test_no_code_is_fetched_to_make_weights_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bitsandbytes takes kernels from the Hub if it can."""
+    monkeypatch.delitem(sys.modules, "kernels", raising=False)
+    frozen(torch.zeros(64, 64), BaseFormat.NF4)
+    assert sys.modules["kernels"] is None
