@@ -146,7 +146,7 @@ class BaseSupply:
         pauses = Backoff()
         told = False
         while True:
-            arriving = self._source.arriving(part)
+            arriving = self._source.arriving(self._run.model, part)
             try:
                 await self._fetch(self._source.hashes[part], self._donors(part), arriving)
                 await in_thread(arriving.keep)
@@ -162,14 +162,17 @@ class BaseSupply:
             await asyncio.sleep(pauses.next_s())
 
     def _donors(self, part: int) -> list[NodeId]:
-        """Return who may have a part: members whose stage holds it, then data nodes."""
+        """Return who may have a part: members whose stage holds it, then data nodes.
+
+        A candidate knows of members only what the leader has told it.
+        """
         facts = self._core.driver.facts
         view = facts.view
         stages = range(self._run.stages.num_relay_stages + 1)
         holding = [stage for stage in stages if part in parts_of(self._run, stage)]
         here = [member for member in view.members if member.stage_index in holding]
         data = [member for member in view.members if member.role is Role.DATA]
-        ordered = [member.node_id for member in (*here, *data)] + [view.leader]
+        ordered = [member.node_id for member in (*facts.donors, *here, *data)] + [view.leader]
         return [node for node in dict.fromkeys(ordered) if node != facts.node_id]
 
     # --- for others ---------------------------------------------------------------------------

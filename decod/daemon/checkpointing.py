@@ -580,10 +580,20 @@ def _expected(run: RunConfig, stage_index: int) -> dict[str, tuple[str, tuple[in
     return state_tensors(run, stage_index)
 
 
+_VALUE_LENGTH_MAX = 100
+
+
+def shortened(value: object) -> str:
+    """Return the text of a setting; of the hashes of many parts, only the beginning."""
+    text = str(value)
+    return text if len(text) <= _VALUE_LENGTH_MAX else text[:16] + "..."
+
+
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return texts on the settings in which a run file and a checkpoint differ, sorted by key."""
     return [
-        f"{key} is {now.get(key)} in the run file and was {then.get(key)} in the checkpoint"
+        f"{key} is {shortened(now.get(key))} in the run file and was {shortened(then.get(key))} in "
+        "the checkpoint"
         for key in sorted((then.keys() | now.keys()) - {_CARRIED})
         if then.get(key) != now.get(key)
     ]

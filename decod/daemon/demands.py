@@ -98,6 +98,8 @@ def tell_demands(run: RunConfig, stage_index: int | None, config: NodeConfig, sa
 def about(run: RunConfig) -> str:
     """Return the name of a run, its model and its number of relay stages."""
     model = f"{run.model.model_type} with {count_parameters(run.model):,} parameters"
+    if not run.trains_all:
+        model = f"an adapter of rank {run.adapter.rank} of {model}"
     return f"{run.name}: {model}, {counted(run.stages.num_relay_stages, 'relay stage')}"
 
 
@@ -134,12 +136,11 @@ def lines_of(demands: Demands) -> list[str]:
 def downloads(run: RunConfig, stage: int) -> Demands:
     """Return what a newcomer of a stage fetches."""
     needs = stage_needs(run, stage)
-    base = f"{size_text(needs.base_bytes)} once: the stage's weights that are not trained"
+    base = f", and once {size_text(needs.base_bytes)} of weights that are not trained"
     return {
         "downloads": [
             f"{size_text(needs.state_bytes)} at the start: weights and optimizer of a stage, "
-            "as safetensors, from members",
-            *([f"{base}, unless --base has them"] if needs.base_bytes else []),
+            f"as safetensors, from members{base if needs.base_bytes else ''}",
             "copies of other stages' states, if the run is to survive their loss",
             "no data and no tokenizer, which stay with data nodes, and no code",
         ]

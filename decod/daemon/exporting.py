@@ -218,8 +218,7 @@ def render_card(facts: CardFacts) -> str:
         _header(facts, model.model_type),
         MARK,
         f"# {run.name}",
-        f"A {model.model_type} language model with {count_parameters(model):,} parameters. Several "
-        "hosts trained it with decod, each a part of it.",
+        f"{_subject(run)}. Several hosts trained it with decod, each a part of it.",
         "## Training",
         _table("", "", _training(facts)),
         "## Hyperparameters",
@@ -233,6 +232,13 @@ def render_card(facts: CardFacts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _subject(run: RunConfig) -> str:
+    model = f"{run.model.model_type} language model with {count_parameters(run.model):,} parameters"
+    if run.trains_all:
+        return f"A {model}"
+    return f"A LoRA adapter of rank {run.adapter.rank} for a {model}"
+
+
 def _base_model(facts: CardFacts) -> str:
     """Return the name of the model that the run began with; empty if it began at random."""
     return facts.card.base_model or Carried.from_text(facts.manifest.carried).base_model
@@ -241,8 +247,10 @@ def _base_model(facts: CardFacts) -> str:
 def _header(facts: CardFacts, model_type: str) -> str:
     """Return the metadata, between two lines of dashes."""
     card = facts.card
-    lines = ["library_name: transformers", "pipeline_tag: text-generation"]
-    lines += ["tags:", "- decod", f"- {model_type}"]
+    trains_all = facts.manifest.run.trains_all
+    library = "transformers" if trains_all else "peft"
+    lines = [f"library_name: {library}", "pipeline_tag: text-generation"]
+    lines += ["tags:", "- decod", f"- {model_type}", *([] if trains_all else ["- lora"])]
     if card.license:
         lines.append(f"license: {json.dumps(card.license)}")
     if base_model := _base_model(facts):
@@ -259,7 +267,9 @@ def _training(facts: CardFacts) -> dict[str, str]:
     planned = f" of {run.num_iterations}" if run.num_iterations else ""
     seen = facts.iteration * num_tokens
     begun = "random, from the seed"
-    if manifest.initial_weights != "seed":
+    if not run.trains_all:
+        begun = "the base model as it was"
+    elif manifest.initial_weights != "seed":
         begun = f"weights with SHA-256 `{manifest.initial_weights}`"
     tokenizer = "UTF-8 bytes" if facts.tokenizer == "bytes" else "its own `tokenizer.json`"
     names = ", ".join(facts.card.dataset_names)

@@ -211,6 +211,7 @@ def _where(options: LeaderOptions) -> str:
     # A checkpoint stands for `--init`, and the caller adds `--resume` or `--join`.
     paths = {
         "--data": options.data,
+        "--base": options.node.base_dir,
         "--export": options.export_dir,
         "--write-join": options.join_path,
     }

@@ -29,7 +29,18 @@ from decod.train.checkpoint.store import (
     run_folder,
 )
 
-_MUST_MATCH = ("model.", "batch.", "seed", "data_index_sha256", "data_vocab_size")
+_MUST_MATCH = (
+    "model.",
+    "adapter.kind",
+    "adapter.rank",
+    "adapter.alpha",
+    "adapter.targets",
+    "base",
+    "batch.",
+    "seed",
+    "data_index_sha256",
+    "data_vocab_size",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +157,7 @@ def _require_same_job(
     if found := differences(then, now):
         raise CheckpointError(
             f"{found[0]} {checkpoint.folder}",
-            why="model, data, batch and seed must be the same to go on from there",
+            why="model, adapter, data, batch and seed must be the same to go on from there",
             fix="use the run file that the checkpoint was made with, give another ITERATION of "
             "`decod checkpoint list`, or leave --resume out to begin anew",
             code="E-CKP-013",

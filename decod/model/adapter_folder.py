@@ -22,9 +22,15 @@ PEFT_PREFIX = "base_model.model."
 
 _BASE = "base_model_name_or_path"
 
+_ALPHA_MAX = 1e6
+_DTYPES = ("BF16", "F16", "F32", "F64")
+
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
+    # Others change the model itself.
+    "init_lora_weights": (True, False, None, "gaussian"),
+    "use_qalora": (False, None),
     "lora_bias": (False, None),
     "use_rslora": (False, None),
     "use_dora": (False, None),
@@ -83,11 +89,17 @@ def base_of(folder: Path, base: Path | None = None) -> Path | None:
     """
     if not (folder / ADAPTER_CONFIG).exists() or (folder / "config.json").exists():
         return None
-    if base is not None:
-        return base
-    named = read_json(folder / ADAPTER_CONFIG).get(_BASE)
-    if isinstance(named, str) and Path(named).is_dir():
-        return Path(named)
+    named: object = base or read_json(folder / ADAPTER_CONFIG).get(_BASE)
+    found = Path(named) if isinstance(named, str | Path) and "\0" not in str(named) else None
+    if found is not None and found.is_dir():
+        if (found / ADAPTER_CONFIG).exists() and not (found / "config.json").exists():
+            raise DataError(
+                f"{found} holds an adapter, and no model",
+                why=f"the adapter in {folder} changes a model",
+                fix="give the folder of the model with --base FOLDER",
+                code="E-DAT-055",
+            )
+        return found
     raise DataError(
         f"the model of the adapter in {folder} is not on this host",
         why=f"{ADAPTER_CONFIG} says {ascii(named)[:100]}",
@@ -113,8 +125,10 @@ def read_adapter(folder: Path, model: ModelConfig) -> AdapterConfig:
         targets = ", ".join(targets)
     rank = fields.get("r")
     alpha = fields.get("lora_alpha")
-    if type(rank) is not int or not isinstance(alpha, int | float) or not isinstance(targets, str):
-        raise _refused(path, "r, lora_alpha or target_modules is missing", "they say what it does")
+    if not isinstance(alpha, int | float) or not 0 < alpha < _ALPHA_MAX:
+        raise _refused(path, f"lora_alpha is {ascii(alpha)[:40]}", "it is a positive number")
+    if type(rank) is not int or not isinstance(targets, str):
+        raise _refused(path, "r or target_modules is missing", "they say what it does")
     try:
         adapter = AdapterConfig(
             kind=AdapterKind.LORA, rank=rank, alpha=float(alpha), targets=targets
@@ -129,10 +143,15 @@ def read_adapter(folder: Path, model: ModelConfig) -> AdapterConfig:
 def _check_matrices(folder: Path, shapes: Shapes) -> None:
     header = read_header(folder / ADAPTER_FILE)
     header.pop("__metadata__", None)
-    found = {name: tuple(entry["shape"]) for name, entry in header.items()}
+    found, problems = dict[str, tuple[object, ...]](), list[str]()
+    for name, entry in header.items():
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        found[name] = tuple(shape) if isinstance(shape, list) else ()
+        if not isinstance(entry, dict) or entry.get("dtype") not in _DTYPES:
+            problems.append(f"{ascii(name)[1:-1][:100]} is no matrix of floats")
     wanted = {PEFT_PREFIX + name: shape for name, shape in shapes.items()}
-    problems = [f"{name} is missing" for name in wanted.keys() - found.keys()]
-    problems += [f"{name} is unknown" for name in found.keys() - wanted.keys()]
+    problems += [f"{name} is missing" for name in wanted.keys() - found.keys()]
+    problems += [f"{ascii(name)[1:-1][:100]} is unknown" for name in found.keys() - wanted.keys()]
     problems += [
         f"{name} is {found[name]}, not {shape}"
         for name, shape in wanted.items()

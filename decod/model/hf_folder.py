@@ -5,7 +5,7 @@ Reading never runs code from a file: it opens only safetensors, and refuses pick
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from decod.model.weights import (
     check_tied,
     find_weights,
     read_config,
+    refuse_weights,
     stored_bytes,
     unreadable,
 )
@@ -92,7 +93,7 @@ def model_weights(
         return
     adapter = read_adapter(folder, model)
     targets = {f"{target}.weight" for target in adapter.of(model)}
-    with safe_open(folder / ADAPTER_FILE, framework="pt") as matrices:
+    with _opened(folder / ADAPTER_FILE) as matrices:
         for name, weight in read_weights(base, model):
             inside = name.removeprefix(model.family.block_prefix).partition(".")[2]
             if inside not in targets:
@@ -103,7 +104,18 @@ def model_weights(
             first, second = (matrices.get_tensor(prefix + end).to(wide) for end in (LORA_A, LORA_B))
             change = second @ first * adapter.scaling
             whole = weight.to(wide) + (change.T if model.family.transposed else change)
+            if not whole.isfinite().all():
+                refuse_weights(folder, [f"{name} would not be finite"])
             yield name, whole.to(weight.dtype)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (OSError, SafetensorError) as error:
+        raise unreadable(path, why_of(error)) from error
 
 
 def write_merged(adapter: Path, base: Path, out: Path) -> None:

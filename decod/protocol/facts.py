@@ -7,7 +7,7 @@ from decod.protocol.core.context import NodeState
 from decod.protocol.core.era import Hashes, Mark, Origin
 from decod.protocol.core.link_table import LinkTable, RemoteLinks
 from decod.protocol.core.messages import NodeLoad
-from decod.protocol.core.view import View
+from decod.protocol.core.view import Member, View
 from decod.protocol.flows.routing import KnownFlow
 from decod.protocol.leadership.admission import Candidate
 from decod.protocol.leadership.leader import UNDER_WAY, Leader, LeaderState
@@ -169,6 +169,11 @@ class NodeFacts:
     @property
     def view(self) -> View:
         return self._context.view
+
+    @property
+    def donors(self) -> tuple[Member, ...]:
+        """Members of the stage that this node is to build, if it is a candidate."""
+        return self._machine.donors
 
     @property
     def in_view(self) -> bool:

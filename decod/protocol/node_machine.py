@@ -71,7 +71,7 @@ from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import FollowMessage
 from decod.protocol.core.messages.scopes import OfAveraging, OfBatch, OfView, Passed
 from decod.protocol.core.seals import doubts_at_first
-from decod.protocol.core.view import Opening, Role, View, tree_place
+from decod.protocol.core.view import Member, Opening, Role, View, tree_place
 from decod.protocol.delivery import Delivery, Ending
 from decod.protocol.leadership.availability import Availability
 from decod.protocol.leadership.joining import Joining
@@ -211,6 +211,11 @@ class NodeMachine:
     def leader(self) -> Leader | None:
         """This node's decisions, if it leads."""
         return self.leadership.leader
+
+    @property
+    def donors(self) -> tuple[Member, ...]:
+        """Members of the stage that this node is to build, if it is a candidate."""
+        return self._joining.donors
 
     @property
     def in_view(self) -> bool:

@@ -369,7 +369,7 @@ def checkpoint_state(source: CheckpointSource, form: StateForm) -> tuple[SharedS
     names = {prefix + name for prefix in prefixes for name in form.layout.shapes}
     stored = {name: at for name, at in find_tensors(checkpoint).items() if name in names}
     entries = [tensor.entry for tensor in stored.values()]
-    if not any(entry.name.startswith(moments) for entry in entries):
+    if entries and not any(entry.name.startswith(moments) for entry in entries):
         raise CheckpointError(
             f"{source.folder} holds no moments of the optimizer for this stage",
             why="with others in their place training would take another way",

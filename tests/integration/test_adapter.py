@@ -1,6 +1,7 @@
 """Daemons that train an adapter together, and keep doing so when one of them is killed."""
 
 import json
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,36 @@ def test_an_adapter_is_that_of_peft_though_a_volunteer_is_killed(
     for name, weight in peft.weights.items():
         torch.testing.assert_close(stored[PEFT_PREFIX + name], weight, rtol=0, atol=1e-12)
     assert json.loads((adapter / ADAPTER_CONFIG).read_text())["r"] == LORA.rank
+
+
+def test_a_run_is_resumed_and_only_beside_the_same_weights(tmp_path: Path, corpus: Path) -> None:
+    run = replace(make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1), adapter=LORA)
+    base = folder_of(tmp_path / "base", run.model)
+    with Cluster(tmp_path / "run", run, corpus) as cluster:
+        leader = cluster.start_leader("--base", base)
+        cluster.start_relays(1)
+        cluster.wait_for(lambda: leader.iteration >= 3, "three iterations")
+        leader.send(signal.SIGINT)
+        leader.wait()
+        state = leader.state_dir
+        again = [line for line in leader.stdout.splitlines() if "go on from iteration" in line]
+        assert f"--base {base}" in again[0]
+    other = folder_of(tmp_path / "other", run.model, seed=10)
+    command = ("leader", cluster.run_file, "--resume", "latest", "--state-dir", state)
+    holds = ["E-CKP-013", "base is "]
+    assert_refused(run_decod(*command, "--base", other), exit_code=9, holds=holds)
+    with Cluster(tmp_path / "after", run, corpus) as cluster:
+        (tmp_path / "after" / "leader").mkdir()
+        shutil.copytree(state, tmp_path / "after" / "leader" / "state")
+        leader = cluster.start_leader(
+            "--base", base, "--resume", "latest", "--export", tmp_path / "adapter"
+        )
+        cluster.start_relays(1)
+        assert set(cluster.wait_for_end().values()) == {0}
+        losses = leader.losses()
+    expected, _ = reference(run, base, corpus)
+    assert "resuming after iteration" in leader.stdout
+    assert losses == pytest.approx(dict(enumerate(expected, 1)), rel=1e-12)
 
 
 def test_commands_use_base_and_adapter(tmp_path: Path, corpus: Path) -> None:

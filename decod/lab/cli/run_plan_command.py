@@ -181,7 +181,8 @@ def run_plan(
         return
     _print_stages(run, stages)
     if found is None:
-        click.echo(f"next: decod run check {run_path}, then decod leader {run_path}")
+        base = "" if run.trains_all else " --base FOLDER"
+        click.echo(f"next: decod run check {run_path}{base}, then decod leader {run_path}{base}")
         return
     if found.expected is not None:
         _print_expected(found.expected)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from decod.ids import Iteration, NodeId
 from decod.protocol.core import messages
 from decod.protocol.core.context import Context, Identity
-from decod.protocol.core.effects import FetchState, Stop, StopReason
+from decod.protocol.core.effects import FetchState, Stop, StopReason, UseMembers
 from decod.protocol.core.events import (
     JobFinished,
     LeaderFound,
@@ -31,7 +31,7 @@ from decod.protocol.core.messages import Assign, Join, Prepared, Refuse
 from decod.protocol.core.messages.decision_messages import Candidacy, Canvass
 from decod.protocol.core.messages.membership_messages import Average, Follow, Followed
 from decod.protocol.core.messages.scopes import OfRun
-from decod.protocol.core.view import Opening, Role
+from decod.protocol.core.view import Member, Opening, Role
 from decod.protocol.state.replay import Replay
 from decod.protocol.state.replay_sources import ReplaySource, refuse
 from decod.protocol.state.rollback import inventory
@@ -251,7 +251,15 @@ class Joining:
         self._context.why = message.reason
         self._out.note("stage.assigned", stage=message.stage_index, reason=message.reason)
         self.replay.built()
+        if message.donors and not self._context.run.trains_all:
+            # They have the weights that the stage does not train.
+            self._out.put(UseMembers(message.donors))
         self._context.compute.submit(Build(message.stage_index), self)
+
+    @property
+    def donors(self) -> tuple[Member, ...]:
+        """Members of the stage that this candidate is to build, as the leader has named them."""
+        return () if self._assigned is None else self._assigned.donors
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A stage has been built, or loaded with what the run starts from."""

@@ -33,10 +33,10 @@ from decod.train.checkpoint.description import (
     Chunk,
     Description,
     QuietSink,
-    cut,
     described_hash,
     parse_description,
 )
+from decod.train.checkpoint.entries import check_tensors
 from decod.train.checkpoint.initial_state import (
     InitialState,
     Tensors,
@@ -119,31 +119,31 @@ class BaseSource:
         place = self._place(part)
         try:
             text = read_beginning(place / _DESCRIPTION, _DESCRIPTION_MAX_BYTES).decode()
-        except (OSError, UnicodeDecodeError):
+            description = parse_description(text)
+            check_tensors(description.entries, _tensors(model, part))
+            if described_hash(description.entries) != self.hashes[part]:
+                return None
+            return _in_blob(place / _BLOB, description)
+        except (OSError, UnicodeDecodeError, CheckpointError):
+            # What is damaged is fetched again; what is whole of it, is kept.
             return None
-        description = parse_description(text)
-        if described_hash(description.entries) != self.hashes[part]:
-            return None
-        return _in_blob(place / _BLOB, description)
 
-    def arriving(self, part: int) -> "ArrivingPart":
+    def arriving(self, model: ModelConfig, part: int) -> "ArrivingPart":
         """Return the destination of a part that is fetched. Close it in any case."""
-        return ArrivingPart(self._place(part), self.room)
+        return ArrivingPart(self._place(part), _tensors(model, part), self.room)
 
     def _place(self, part: int) -> Path:
         return self.cache / "base" / self.hashes[part]
 
 
 def _in_blob(path: Path, description: Description) -> InitialState:
-    """Return a part that lies in a blob with this description."""
-    sources, known = {}, {}
-    chunks = iter(description.chunks)
-    for entry in description.entries:
-        kind = DTYPE_NAMES[entry.dtype]
-        sources[entry.name] = TensorSource(path, kind, entry.offset, entry.sha256)
-        known[entry.name] = [next(chunks).sha256 for _ in cut(entry)]
+    """Return a part that lies in a blob with this description. All of it is read and compared."""
+    sources = {
+        entry.name: TensorSource(path, DTYPE_NAMES[entry.dtype], entry.offset, entry.sha256)
+        for entry in description.entries
+    }
     tensors = {entry.name: (entry.dtype, entry.shape) for entry in description.entries}
-    return InitialState(tensors, sources, known)
+    return InitialState(tensors, sources)
 
 
 class ArrivingPart(QuietSink):
@@ -151,18 +151,25 @@ class ArrivingPart(QuietSink):
 
     Args:
         folder: The part's.
+        tensors: What it is to hold.
         room: The cap on what this host keeps.
     """
 
-    def __init__(self, folder: Path, room: DiskRoom | None) -> None:
+    def __init__(self, folder: Path, tensors: Tensors, room: DiskRoom | None) -> None:
         self._folder = folder
+        self._tensors = tensors
         self._room = room
         self._description: Description | None = None
         self._file: PieceFile | None = None
 
     @override
     def expect(self, description: Description) -> None:
-        """Take in what comes. That it is the wanted part has been checked by its hash."""
+        """Take in what comes. Its hash, which has been compared, leaves out an optimizer's tensors.
+
+        Raises:
+            CheckpointError: It holds other tensors.
+        """
+        check_tensors(description.entries, self._tensors)
         self._description = description
 
     def allocate(self, size_bytes: int) -> StateInFile:

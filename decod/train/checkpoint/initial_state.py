@@ -122,7 +122,11 @@ class InitialState:
             raise _unreadable(source.path, "it is shorter than it was")
         if not is_finite(piece, source.dtype):
             raise _unreadable(source.path, f"{entry.name[:100]} is not finite")
-        return converted(piece, source.dtype, DTYPE_NAMES[entry.dtype])
+        wanted = DTYPE_NAMES[entry.dtype]
+        result = converted(piece, source.dtype, wanted)
+        if source.dtype != wanted and not is_finite(result, wanted):
+            raise _unreadable(source.path, f"{entry.name[:100]} is too large for {entry.dtype}")
+        return result
 
 
 def from_checkpoint(
@@ -177,10 +181,13 @@ def converted(piece: bytes, stored: str, wanted: str) -> bytes:
         numbers: NDArray[Any] = bits.view("<f4")
     else:
         numbers = np.frombuffer(piece, _FLOATS[stored])
+    # The caller sees what became infinite.
+    with np.errstate(over="ignore"):
+        narrow = numbers.astype("<f4" if wanted == _BFLOAT16 else _FLOATS[wanted])
     if wanted != _BFLOAT16:
-        return numbers.astype(_FLOATS[wanted]).tobytes()
+        return narrow.tobytes()
     # As training does it: first to float32, then the half that is cut off is rounded.
-    bits = numbers.astype("<f4").view("<u4")
+    bits = narrow.view("<u4")
     rounding = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return ((bits + rounding) >> np.uint32(16)).astype("<u2").tobytes()
 

@@ -61,7 +61,7 @@ class MirrorRunner(PassRunner[Mirror]):
 
     @runs(Build)
     def _build(self, request: Request[Build]) -> Built:
-        self._ready.build(request.job.stage_index)
+        self._ready.build(request.job.stage_index, trial=request.job.trial)
         return Built("")  # Rank 0 knows the weights.
 
     @runs(Reset)

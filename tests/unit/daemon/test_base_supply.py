@@ -47,13 +47,10 @@ class Bench:
         self.notes: list[str] = []
         self.begun = asyncio.Event()
         self.left = asyncio.Event()
-        members = (
-            SimpleNamespace(node_id=LEADER, stage_index=0, role=Role.DATA),
-            SimpleNamespace(node_id=RELAY, stage_index=1, role=Role.RELAY),
-            SimpleNamespace(node_id=OWN, stage_index=1, role=Role.RELAY),
-        )
-        view = SimpleNamespace(members=members, leader=LEADER)
-        facts = SimpleNamespace(view=view, node_id=OWN)
+        # A candidate's view has no members.
+        donors = (SimpleNamespace(node_id=RELAY, stage_index=1, role=Role.RELAY),)
+        view = SimpleNamespace(members=(), leader=LEADER)
+        facts = SimpleNamespace(view=view, node_id=OWN, donors=donors)
         core: Any = SimpleNamespace(driver=SimpleNamespace(facts=facts))
         self.supply = BaseSupply(
             here, RUN, core, fetch=self._fetch, note=self._note, leave=self._leave

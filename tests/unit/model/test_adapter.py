@@ -168,8 +168,10 @@ def test_where_the_base_is(tmp_path: Path) -> None:
     ("change", "told"),
     [
         ({"use_dora": True}, "use_dora is True"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"lora_alpha": 10**400}, "lora_alpha is 1000"),
         ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-        ({"r": "many"}, "r, lora_alpha or target_modules"),
+        ({"r": "many"}, "r or target_modules"),
         ({"r": 4}, "is \\(3, 16\\), not \\(4, 16\\)"),
         ({"target_modules": ["lm_head"]}, "names 'lm_head'"),
         ({"target_modules": ["q_proj"]}, "is unknown"),
