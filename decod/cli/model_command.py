@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ def export(out: Path, state_dir: Path, *, force: bool, merge: bool) -> None:
     if merge:
         with _folder_in(state_dir) as adapter:
             answer = _exported(state_dir, adapter)
-            _merge(adapter, folder)
+            _merge(adapter, folder, _base_in(answer))
     else:
         answer = _exported(state_dir, folder)
     iteration = clean_text(answer.get("iteration"))
@@ -86,11 +86,17 @@ def _exported(state_dir: Path, folder: Path) -> dict[str, Any]:
         return ask(state_dir, {"command": "export", "path": str(folder)}, timeout_s=_TIMEOUT_S)
 
 
-def _merge(adapter: Path, out: Path) -> None:
+def _base_in(answer: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the model that the leader's run adapts."""
+    base = answer.get("base")
+    return Path(base) if isinstance(base, str) else None
+
+
+def _merge(adapter: Path, out: Path, base: Path | None) -> None:
     """Write a model with an adapter in it, and what else lies beside the adapter."""
     from decod.model.adapter_folder import ADAPTER_CONFIG, ADAPTER_FILE, base_of
 
-    base = base_of(adapter)
+    base = base_of(adapter, base)
     if base is None:
         raise ConfigError(
             "--merge is given, and the run trains all parameters",
@@ -302,7 +308,7 @@ def _leaders_model(state_dir: Path, device: str) -> "TextModel":
             print_warning(f"the leader's model has {missing}")
         _yield_to_training()
         # The run may need all of the GPU's memory.
-        found = TextModel(folder, "cpu" if device == "auto" else device)
+        found = TextModel(folder, "cpu" if device == "auto" else device, _base_in(answer))
     iteration = clean_text(answer.get("iteration"))
     run = clean_text(answer.get("run"))
     _tell(f"model of iteration {iteration} of run {run}, on {found.device}")

@@ -247,7 +247,8 @@ def _base_model(facts: CardFacts) -> str:
 def _header(facts: CardFacts, model_type: str) -> str:
     """Return the metadata, between two lines of dashes."""
     card = facts.card
-    trains_all = facts.manifest.run.trains_all
+    run = facts.manifest.run
+    trains_all = run.trains_all
     library = "transformers" if trains_all else "peft"
     lines = [f"library_name: {library}", "pipeline_tag: text-generation"]
     lines += ["tags:", "- decod", f"- {model_type}", *([] if trains_all else ["- lora"])]
@@ -430,7 +431,7 @@ def _is_others_card(path: Path) -> bool:
 
 
 async def export_model(
-    sources: SnapshotSources, run: RunConfig, folder: Path, base: Path | None = None
+    sources: SnapshotSources, run: RunConfig, folder: Path, base: str | None = None
 ) -> int:
     """Write `config.json` and `model.safetensors` of the last commit; return its iteration.
 
@@ -438,7 +439,7 @@ async def export_model(
         sources: The leader's sources of states.
         run: The run.
         folder: The folder to write to. It is created if missing.
-        base: Folder of the model that the run adapts.
+        base: Folder of the model that the run adapts, or its name.
 
     Raises:
         NetworkError: A stage has no member, or no member of it answers.
@@ -446,7 +447,7 @@ async def export_model(
         DataError: The folder can't be written (E-DAT-014).
     """
     require_begun(sources)
-    writer = await in_thread(lambda: _writer(folder, run, base))
+    writer = await in_thread(lambda: ModelWriter(folder, run.model, run.adapter, base))
     destination = _ModelFile(writer, run)
     try:
         async with run_snapshot(sources, destination, with_optimizer=False) as states:
@@ -457,10 +458,6 @@ async def export_model(
     finally:
         await to_its_end(writer.close)
     return states.iteration
-
-
-def _writer(folder: Path, run: RunConfig, base: Path | None) -> ModelWriter:
-    return ModelWriter(folder, run.model, run.adapter, None if base is None else str(base))
 
 
 class _ModelFile:

@@ -511,10 +511,19 @@ class _Leading:
         except DecodError as error:
             self._say(f"the model could not be kept: {error}")
 
+    @property
+    def _base(self) -> str | None:
+        """The folder of the model that the run adapts, if it does."""
+        base = self._node.config.base_dir
+        return None if base is None else str(base)
+
     async def _export_to(self, folder: Path) -> tuple[int, str]:
         """Write the model; return its iteration, and what its folder lacks."""
         node, missing = self._node, ""
-        iteration = await export_model(self._sources, node.part.run, folder, node.config.base_dir)
+        run = node.part.run
+        file = self._options.run_file
+        name = "" if run.trains_all else file.card.base_model
+        iteration = await export_model(self._sources, run, folder, name or self._base)
         node.note("model.exported", iteration=iteration, path=str(folder))
         if (dataset := node.dataset) is not None:
             facts = self._card_facts(dataset, iteration)
@@ -539,7 +548,7 @@ class _Leading:
     async def _export_quietly(self, folder: Path) -> int:
         async with self._exporting:
             node = self._node
-            return await export_model(self._sources, node.part.run, folder, node.config.base_dir)
+            return await export_model(self._sources, node.part.run, folder, self._base)
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write the model, as `decod export` asks."""
@@ -560,5 +569,6 @@ class _Leading:
             "iteration": iteration,
             "path": str(folder),
             "run": part.run.name,
+            "base": self._base,
             "missing": missing,
         }

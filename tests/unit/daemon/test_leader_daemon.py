@@ -166,7 +166,7 @@ async def test_the_model_is_kept_before_a_stage_leaves(
 ) -> None:
     kept: list[Path] = []
 
-    async def export(_: object, _run: object, folder: Path) -> int:
+    async def export(_: object, _run: object, folder: Path, *_base: object) -> int:
         kept.append(folder)
         raise NetworkError("no disk", why="it is full", fix="make room")
 
