@@ -6,7 +6,9 @@ take as long as it needs to build its stage (`decod.protocol.leadership.joining`
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, Self
 
@@ -29,6 +31,15 @@ class FetchPart(Protocol):
     """Fetches a part from one of some nodes. See `Gateway.fetch_base`."""
 
     async def __call__(self, sha256: str, donors: Sequence[NodeId], sink: StateSink) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A job that has not been passed on."""
+
+    job: BaseJob
+    submit: Callable[[], asyncio.Future[Reply]]
+    answer: asyncio.Future[Reply]
 
 
 class BaseSupply:
@@ -65,8 +76,8 @@ class BaseSupply:
         self._leave = leave
         self._tasks = TaskSet()
         self._compute: Compute | None = None
-        self._before: asyncio.Future[None] | None = None
-        """What the next job waits for."""
+        self._waiting = deque[_Waiting]()
+        """A stage whose weights are fetched, and the jobs behind it, in order."""
         self._found: dict[int, asyncio.Future[InitialState | None]] = {}
         """Parts by their number, as far as anybody has asked for them."""
         self._fault: DecodError | None = None
@@ -101,26 +112,28 @@ class BaseSupply:
         """Queue a job. A stage is built once its weights are here."""
         compute = self._compute
         assert compute is not None
-        if isinstance(job, Build):
-            # Not before the stage that was chosen earlier: two would share the link.
-            self._before = self._tasks.start(self._fetch_stage(job.stage_index, self._before))
-        before = self._before
         submit = partial(compute.submit, job, inputs=inputs, outputs=outputs)
-        if before is None or before.done():
+        if not self._waiting and not isinstance(job, Build):
             return submit()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Waiting(job, submit, answer))
+        if len(self._waiting) == 1:
+            self._tasks.start(self._pass_on())
+        return answer
 
-        async def after() -> Reply:
-            await asyncio.wait([before])
-            return await submit()
-
-        return self._tasks.start(after())
+    async def _pass_on(self) -> None:
+        """Pass on what waits, in order."""
+        while self._waiting:
+            first = self._waiting[0]
+            if isinstance(first.job, Build):
+                await self._fetch_stage(first.job.stage_index)
+            self._waiting.popleft()
+            first.submit().add_done_callback(partial(_hand_on, first.answer))
 
     # --- from others --------------------------------------------------------------------------
 
-    async def _fetch_stage(self, stage_index: int, before: asyncio.Future[None] | None) -> None:
+    async def _fetch_stage(self, stage_index: int) -> None:
         """Wait until all parts of a stage are on this host."""
-        if before is not None:
-            await asyncio.wait([before])
         missing = [part for part in parts_of(self._run, stage_index) if not await self._has(part)]
         if not missing:
             return
@@ -206,6 +219,18 @@ class BaseSupply:
         if found is None:
             self._found.pop(part, None)
         return found
+
+
+def _hand_on(answer: asyncio.Future[Reply], done: asyncio.Future[Reply]) -> None:
+    """Answer as a compute process has."""
+    if answer.done():
+        return
+    if done.cancelled():
+        answer.cancel()
+    elif (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result())
 
 
 def _nothing() -> None:

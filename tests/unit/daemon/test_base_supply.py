@@ -13,7 +13,7 @@ from decod.daemon.base_supply import BaseSupply
 from decod.errors import DataError, NetworkError
 from decod.ids import NodeId
 from decod.net.donor import StateBlob
-from decod.protocol.core.jobs import BaseJob, Build, Reset
+from decod.protocol.core.jobs import BaseJob, Build, Reset, Retract
 from decod.protocol.core.view import Role
 from decod.train.checkpoint.base import BaseSource, base_hashes
 from tests.unit.train.checkpoint.test_base import MODEL, RUN
@@ -95,12 +95,13 @@ async def test_jobs_wait_for_a_stage_and_keep_their_order(
 ) -> None:
     bench = Bench(given, here(given, tmp_path))
     async with bench.supply:
-        jobs = [bench.compute.submit(job) for job in (Build(1), Reset())]
+        jobs = [bench.compute.submit(job) for job in (Reset(), Build(1), Retract())]
         await bench.begun.wait()
-        assert bench.device.jobs == []
+        assert bench.device.jobs == [Reset()]
         bench.open.set()
+        jobs.append(bench.compute.submit(Reset()))
         await asyncio.gather(*jobs)
-        assert bench.device.jobs == [Build(1), Reset()]
+        assert bench.device.jobs == [Reset(), Build(1), Retract(), Reset()]
         assert bench.asked == [(1, [RELAY, LEADER]), (2, [RELAY, LEADER])]
         # What is here is not fetched again.
         await bench.compute.submit(Build(1))
