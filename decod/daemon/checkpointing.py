@@ -180,7 +180,7 @@ def settings_in(checkpoint: CheckpointManifest) -> Settings:
 
     Settings that its release lacked get today's defaults, which keep the behaviour of that time.
     """
-    return _plain(flatten(asdict(RunConfig()))) | checkpoint.settings
+    return _plain(flatten(asdict(RunConfig()))) | {"base": ""} | checkpoint.settings
 
 
 def _plain(flat: dict[str, Any]) -> Settings:
