@@ -73,7 +73,9 @@ def export(out: Path, state_dir: Path, *, force: bool, merge: bool) -> None:
     iteration = clean_text(answer.get("iteration"))
     path = clean_text(str(folder), limit=4096)
     click.echo(f"iteration {iteration} is in {path}")
-    click.echo(f'next: decod generate --model {shlex.quote(path)} "Once upon a time"')
+    base = None if merge else _base_in(answer)
+    option = "" if base is None else f" --base {shlex.quote(str(base))}"
+    click.echo(f'next: decod generate --model {shlex.quote(path)}{option} "Once upon a time"')
     if missing := answer.get("missing"):
         print_warning(f"the model there has {missing}")
 
