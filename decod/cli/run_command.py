@@ -109,6 +109,7 @@ def init(path: Path, *, force: bool, presets: tuple[str, ...], folder: Path | No
     click.echo(f"next: decod data prepare {corpus} PATH... --tokenizer {model}")
     click.echo(f"then: decod run check {file} --init {model}")
     click.echo(f"then: decod leader {file} --init {model}")
+    click.echo(f'for an adapter: adapter.kind = "lora", and --base {model} instead of --init')
 
 
 def _text_from(run: "RunConfig", folder: Path) -> str:

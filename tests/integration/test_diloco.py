@@ -118,6 +118,7 @@ def test_six_daemons_learn_what_is_learnt_by_hand(
     assert error < 1e-8
 
 
+@pytest.mark.slow
 def test_an_adapter_is_what_is_learnt_by_hand(tmp_path: Path, corpus: Path) -> None:
     run = replace(make_diloco_run(DILOCO, NUM_OUTER_STEPS * DILOCO.every), adapter=LORA)
     folder = folder_of(tmp_path / "base", run.model)
