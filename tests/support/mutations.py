@@ -265,8 +265,10 @@ def notice(mutation: Mutation, seeds: Iterable[int]) -> Notice | None:
 
 
 def _failure(mutation: Mutation, seed: int) -> str:
+    # Outside: a storm that can't be drawn notices nothing.
+    scenario = mutation.drawn(seed)
     try:
-        failures, _ = weather([seed], mutation.drawn)
+        failures, _ = weather([seed], lambda _: scenario)
     except Exception as error:  # noqa: BLE001 - A mutant may do anything.
         return f"{type(error).__name__}: {error}"
     return failures[0].partition("\n")[0].partition(": ")[2] if failures else ""

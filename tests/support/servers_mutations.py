@@ -26,7 +26,7 @@ def impatient(seed: int) -> Scenario:
     storm = servers_storm(3 * seed + 1)
     slowed = [
         HostFault(FaultKind.SLOW, name, at_s=3.0 + index, duration_s=2.0 + seed % 5)
-        for index, name in enumerate(storm.host_names[storm.num_data_nodes :])
+        for index, name in enumerate(storm.host_names[storm.batch.num_data_nodes :])
     ]
     return replace(
         storm,
