@@ -30,7 +30,6 @@ from decod.texts import clean_text
 _TIMEOUT_S = 3600.0
 """Long, since the weights of all stages travel to this host, maybe over slow links."""
 
-
 _base_option = click.option(
     "--base",
     type=click.Path(file_okay=False, path_type=Path),
@@ -436,7 +435,7 @@ def evaluate(
     base: Path | None,
     device: str,
     as_json: bool,
-    **lengths: int | None,
+    **lengths: Any,
 ) -> None:
     """Say how well the model in the folder MODEL predicts a text.
 
@@ -460,7 +459,7 @@ def evaluate(
         found = evaluated(
             full_path(model),
             dataset,
-            num_sequences=lengths["sequences"] or 1,
+            num_sequences=lengths["sequences"],
             sequence_length=lengths["sequence_length"],
             device=chosen.name,
             base=None if base is None else full_path(base),

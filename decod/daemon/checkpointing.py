@@ -35,6 +35,7 @@ from decod.net.storing import NoStoreError, PacedCopy
 from decod.protocol.core.view import Member
 from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end
+from decod.texts import clip
 from decod.train.checkpoint.description import Description, described_hash, unlike_hash
 from decod.train.checkpoint.entries import (
     check_tensors,
@@ -373,7 +374,7 @@ class Checkpoints:
                 iteration = states.iteration
                 self._require_newer(iteration)
                 manifest = self._manifest(states)
-                check_tensors(states.stages[0].description.entries, _expected(run, 0))
+                check_tensors(states.stages[0].description.entries, state_tensors(run, 0))
                 gathered_s = time.monotonic() - start_s
                 place = await self._write(manifest, states, shared)
         except SharedStoreError:
@@ -424,7 +425,7 @@ class Checkpoints:
         Raises:
             CheckpointError: There is too little free memory (E-CKP-014).
         """
-        needed_bytes = size_bytes_of(_expected(self._part.run, 0))
+        needed_bytes = size_bytes_of(state_tensors(self._part.run, 0))
         free_bytes = self._free_memory_bytes()
         if not goes_to_file(needed_bytes) and needed_bytes > _MEMORY_SHARE * free_bytes:
             raise CheckpointError(
@@ -532,7 +533,7 @@ class _StageFiles:
         self._arriving, self._run = arriving, run
 
     def place(self, stage_index: int, description: Description) -> ArrivedStage:
-        check_tensors(description.entries, _expected(self._run, stage_index))
+        check_tensors(description.entries, state_tensors(self._run, stage_index))
         return self._arriving.place(stage_file(stage_index), description)
 
 
@@ -576,24 +577,18 @@ def _write_shared(
         raise
 
 
-def _expected(run: RunConfig, stage_index: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return state_tensors(run, stage_index)
-
-
 _VALUE_LENGTH_MAX = 100
-
-
-def shortened(value: object) -> str:
-    """Return the text of a setting; of the hashes of many parts, only the beginning."""
-    text = str(value)
-    return text if len(text) <= _VALUE_LENGTH_MAX else text[:16] + "..."
+"""The hashes of many parts are cut."""
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return texts on the settings in which a run file and a checkpoint differ, sorted by key."""
     return [
-        f"{key} is {shortened(now.get(key))} in the run file and was {shortened(then.get(key))} in "
-        "the checkpoint"
+        f"{key} is {_shown(now, key)} in the run file and was {_shown(then, key)} in the checkpoint"
         for key in sorted((then.keys() | now.keys()) - {_CARRIED})
         if then.get(key) != now.get(key)
     ]
+
+
+def _shown(settings: Mapping[str, Any], key: str) -> str:
+    return clip(str(settings.get(key)), _VALUE_LENGTH_MAX)

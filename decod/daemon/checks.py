@@ -17,7 +17,7 @@ from decod.data.block import OnRead
 from decod.data.dataset import Dataset
 from decod.errors import ConfigError
 from decod.model.hf import require_same
-from decod.model.weights import check_tied, check_weights, find_weights
+from decod.model.weights import check_weights
 from decod.run.run_config import RunConfig
 from decod.train.checkpoint.base import UNKNOWN_HASH, base_hashes
 from decod.train.model_folder import judge_folder
@@ -87,7 +87,6 @@ def manifest_of(
         if run.trains_all:
             weights = check_weights(init_dir, run.model)
         else:
-            check_tied(init_dir, find_weights(init_dir, run.model), run.model)
             base = "".join(base_hashes(init_dir, run.model))
         found, left_out = read_carried(init_dir, dataset)
         carried = found.to_text()

@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from decod.errors import ConfigError
 from decod.model.stage import TORCH_DTYPES, Stage, empty_stage, without_memory
-from decod.run.model_config import AdapterConfig, AdapterKind, BaseFormat
+from decod.run.adapter_config import AdapterConfig, AdapterKind, BaseFormat
 from decod.run.run_config import RunConfig
 
 

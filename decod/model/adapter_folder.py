@@ -13,7 +13,8 @@ from typing import Any
 from decod.errors import ConfigError, DataError
 from decod.model.shape import adapter_shapes
 from decod.model.weights import read_header, read_json, refuse_weights
-from decod.run.model_config import AdapterConfig, AdapterKind, ModelConfig, Shapes
+from decod.run.adapter_config import AdapterConfig, AdapterKind
+from decod.run.model_config import ModelConfig, Shapes
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

@@ -10,15 +10,8 @@ is refused that fits.
 
 import math
 
-from decod.run.model_config import (
-    NO_ADAPTER,
-    AdapterConfig,
-    ModelConfig,
-    ModelDtype,
-    Shapes,
-    StagesConfig,
-    stage_blocks,
-)
+from decod.run.adapter_config import NO_ADAPTER, AdapterConfig
+from decod.run.model_config import ModelConfig, ModelDtype, Shapes, StagesConfig, stage_blocks
 from decod.run.run_config import RunConfig
 
 LORA_A = "lora_A.weight"

@@ -28,7 +28,8 @@ from decod.model.adapter_folder import (
 from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
 from decod.model.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
-from decod.run.model_config import NO_ADAPTER, AdapterConfig, AdapterKind, ModelConfig, Shapes
+from decod.run.adapter_config import NO_ADAPTER, AdapterConfig, AdapterKind
+from decod.run.model_config import ModelConfig, Shapes
 from decod.texts import why_of
 
 

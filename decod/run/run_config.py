@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.errors import ConfigError
-from decod.run.model_config import AdapterConfig, AdapterKind, ModelConfig, ModelDtype, StagesConfig
+from decod.run.adapter_config import AdapterConfig, AdapterKind
+from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
 from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.run.training_config import (
     ActivationsConfig,

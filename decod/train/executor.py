@@ -182,9 +182,9 @@ class StageExecutor:
         self.ranks.build(stage_index, trial=trial)
         # Free before the next one's memory is taken.
         self._parts = self._computed_with_P = None
+        shards = make_shards(config, stage, layout)
         base = None if trial else config.base
         hold(stage, config.run, frozen_weights(config.run, stage_index, base), config.device)
-        shards = make_shards(config, stage, layout)
         self._place(stage, state, shards)
         sum_P = torch.zeros_like(state.committed.weights, device=config.sum_device)
         gradient = GradientSum(stage, layout, sum_P, self.ranks.add_sums, shards)
@@ -292,16 +292,19 @@ class StageExecutor:
         """
         config = self.config
         own = self._built.state.layout
+        if not config.run.trains_all:
+            weights_P = initial_weights(
+                config.run.model, form_of(self, own), seed=config.run.seed, folder=None
+            )
+            return self._replace(
+                SharedState.without_moments(weights_P, self.rule.prefixes), iteration
+            )
         states = list[tuple[Layout, Tensor]]()
         for stage_index, blob, entries in donors:
             layout = Layout(trained_shapes(config.run, stage_index))
             form = replace(form_of(self, layout), device="cpu")
             states.append((layout, loaded_state(entries, blob_pieces(blob), form).weights))
         weights_P = mixed_weights(own, states)
-        if not config.run.trains_all:
-            weights_P = initial_weights(
-                config.run.model, form_of(self, own), seed=config.run.seed, folder=None
-            )
         return self._replace(SharedState.without_moments(weights_P, self.rule.prefixes), iteration)
 
     def return_to_anchor(self) -> None:

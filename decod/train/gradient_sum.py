@@ -72,6 +72,11 @@ class GradientSum:
                 )
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the stage has no trained parameters."""
+        return not self._layout.num_elements
+
+    @property
     def num_microbatches(self) -> int:
         """How many microbatches have begun to add to the sum."""
         return len({mb for _, mb in self._contributed})

@@ -429,8 +429,8 @@ class Passes:
         require_finite(value_BTD, what)
         sent = self._codec.sent(value_BTD, what)
         # Stage 0 without trained parameters has no backward pass.
-        ends = recomputes or not output_BTD.requires_grad
-        self._held[mb] = SavedPass(None if ends else Output(output_BTD), entry_BTD)
+        keeps = output_BTD.requires_grad
+        self._held[mb] = SavedPass(Output(output_BTD) if keeps else None, entry_BTD)
         return sent
 
     def _output(self, mb: MicrobatchId, entry_BTD: Tensor | None) -> Tensor:
@@ -456,7 +456,7 @@ class Passes:
             )
         held = self._held[mb]
         gradient_BTD = self._codec.received(gradient, GRADIENT_RECEIVED, copy=True)
-        if held.entry is None and not self._gradient.sum_P.numel():
+        if held.entry is None and self._gradient.is_empty:
             self.drop(mb)
             return None
         output = held.output or Output(self._output(mb, held.entry))

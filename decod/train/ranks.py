@@ -138,10 +138,10 @@ class Mirror:
         config = self.config
         self._parts = None
         stage = stage_of(config.run, stage_index)
-        base = None if trial else config.base
-        hold(stage, config.run, frozen_weights(config.run, stage_index, base), config.device)
         layout = Layout(trained_shapes(config.run, stage_index))
         shards = make_shards(config, stage, layout)
+        base = None if trial else config.base
+        hold(stage, config.run, frozen_weights(config.run, stage_index, base), config.device)
         if shards is not None:
             weights_P = torch.empty(0)
             sum_P = shards.sum_Q

@@ -15,7 +15,8 @@ from decod.data.prepare import PrepareConfig, prepare
 from decod.model.adapter_folder import ADAPTER_CONFIG, ADAPTER_FILE, PEFT_PREFIX
 from decod.model.shape import trained_shapes
 from decod.model.stage import initial_weight
-from decod.run.model_config import AdapterConfig, AdapterKind, ModelDtype
+from decod.run.adapter_config import AdapterConfig, AdapterKind
+from decod.run.model_config import ModelDtype
 from decod.run.run_config import RunConfig
 from tests.support.cluster import Cluster, assert_refused, run_decod
 from tests.support.oracle import assert_agreement

@@ -16,7 +16,8 @@ from torch import Tensor
 from decod.compression.plan import StagePlans
 from decod.model.shape import LORA_A, LORA_B, trained_shapes
 from decod.model.stage import empty_model, initial_weight
-from decod.run.model_config import NO_ADAPTER, AdapterConfig, ModelConfig, StagesConfig
+from decod.run.adapter_config import NO_ADAPTER, AdapterConfig
+from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig, SyncConfig
 from decod.train.optimizers import learning_rate

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decod.run.model_config import AdapterConfig
+from decod.run.adapter_config import AdapterConfig
 from decod.run.training_config import OptimizerConfig
 from tests.support.oracle import Float64Transformers
 from tests.support.runs import Tokens

@@ -25,7 +25,7 @@ from typing_extensions import override
 from decod.errors import CheckpointError, DataError
 from decod.files import PieceFile, read_beginning, replace_durably
 from decod.model.shape import part_shapes
-from decod.model.weights import DTYPE_NAMES
+from decod.model.weights import DTYPE_NAMES, check_tied, find_weights
 from decod.run.model_config import ModelConfig, stage_blocks
 from decod.run.run_config import RunConfig
 from decod.texts import why_of
@@ -78,6 +78,7 @@ def base_hashes(folder: Path, model: ModelConfig) -> tuple[str, ...]:
         CheckpointError: A file can't be read, or a value is not finite.
         DataError: A file is missing, damaged or pickled, or holds another model's weights.
     """
+    check_tied(folder, find_weights(folder, model), model)
     parts = range(model.num_hidden_layers + 1)
     return tuple(_hash_of(from_folder(folder, model, _tensors(model, part))) for part in parts)
 

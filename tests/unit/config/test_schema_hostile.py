@@ -14,7 +14,7 @@ from decod.daemon.device_owner import arena_bytes, described
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.errors import MalformedMessageError
 from decod.protocol.core.view import Role
-from decod.run.model_config import AdapterConfig, AdapterKind
+from decod.run.adapter_config import AdapterConfig, AdapterKind
 from decod.run.run_config import RunConfig
 from tests.support.manifests import changed
 

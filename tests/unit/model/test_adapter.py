@@ -19,7 +19,8 @@ from decod.model.sampling import Sampling
 from decod.model.shape import frozen_bytes, frozen_shapes, trained_shapes
 from decod.model.stage import TORCH_DTYPES, initial_weight
 from decod.model.writing import ModelWriter
-from decod.run.model_config import AdapterConfig, BaseFormat, ModelConfig, ModelDtype
+from decod.run.adapter_config import AdapterConfig, BaseFormat
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
 from decod.train.model_folder import judge_folder
 from tests.support.oracle import load_transformers

@@ -9,15 +9,8 @@ import torch
 
 from decod.model.shape import frozen_shapes, model_shapes, trained_shapes
 from decod.model.stage import initial_weight
-from decod.run.model_config import (
-    AdapterConfig,
-    AdapterKind,
-    Architecture,
-    BaseFormat,
-    ModelConfig,
-    ModelDtype,
-    StagesConfig,
-)
+from decod.run.adapter_config import AdapterConfig, AdapterKind, BaseFormat
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.train.checkpoint.base import BaseSource, base_hashes
 from decod.train.executor import StageExecutor
