@@ -277,8 +277,7 @@ class StageExecutor:
     ) -> str:
         """Replace the committed weights by the mean of other stages'. The moments become zero.
 
-        An adapter begins anew instead, so that the stage computes what it did before the run: the
-        mean of two products is not the product of two means.
+        An adapter begins anew instead: the mean of two products is not the product of two means.
 
         Args:
             donors: Stage index, blob (not changed) and expected content of each.
@@ -290,18 +289,13 @@ class StageExecutor:
         Raises:
             CheckpointError: Something does not fit. The state is unchanged.
         """
-        config = self.config
+        run = self.config.run
         own = self._built.state.layout
-        if not config.run.trains_all:
-            weights_P = initial_weights(
-                config.run.model, form_of(self, own), seed=config.run.seed, folder=None
-            )
-            return self._replace(
-                SharedState.without_moments(weights_P, self.rule.prefixes), iteration
-            )
+        if not run.trains_all:
+            return self._replace(_begun(self, form_of(self, own)), iteration)
         states = list[tuple[Layout, Tensor]]()
         for stage_index, blob, entries in donors:
-            layout = Layout(trained_shapes(config.run, stage_index))
+            layout = Layout(trained_shapes(run, stage_index))
             form = replace(form_of(self, layout), device="cpu")
             states.append((layout, loaded_state(entries, blob_pieces(blob), form).weights))
         weights_P = mixed_weights(own, states)
@@ -574,14 +568,17 @@ def form_of(executor: StageExecutor, layout: Layout) -> StateForm:
 
 def first_state(executor: StageExecutor, layout: Layout) -> tuple[SharedState, int]:
     """Return the run's first state, where steps are taken, and its iteration."""
-    config = executor.config
     form = form_of(executor, layout)
     if executor.checkpoint is not None:
         return checkpoint_state(executor.checkpoint, form)
-    weights_P = initial_weights(
-        config.run.model, form, seed=config.run.seed, folder=executor.init_dir
-    )
-    return SharedState.without_moments(weights_P, form.prefixes), 0
+    return _begun(executor, form), 0
+
+
+def _begun(executor: StageExecutor, form: StateForm) -> SharedState:
+    """Return a state before the first step: from the seed, or from the folder of a model."""
+    run, folder = executor.config.run, executor.init_dir
+    weights_P = initial_weights(run.model, form, seed=run.seed, folder=folder)
+    return SharedState.without_moments(weights_P, form.prefixes)
 
 
 def make_exchanges(config: ExecutorConfig, layout: Layout) -> Exchanges:
