@@ -58,12 +58,16 @@ class DataChecker:
         place = (era, step.iteration)
         iterations = [(t, r) for t, r in self.put_off if (r.era, r.number) == place]
         told = self.reread[max(iterations)] if iterations else 0
+        new = [microbatch for microbatch, _ in step.counts if microbatch not in self._used]
         again = [
             f"{microbatch}, of {used}"
             for microbatch, _ in step.counts
             if (used := self._used.setdefault(microbatch, step.iteration)) != step.iteration
         ]
-        num_unknown_again = told - len(again)
+        # Those of earlier iterations that only lost nodes knew of are first seen now.
+        num_late = sum(microbatch.iteration < step.iteration for microbatch in new)
+        num_seen = self._seen(min(num_late, max(0, told - len(again))))
+        num_unknown_again = told - len(again) - num_seen
         self._unknown[step.iteration] = num_unknown - num_unknown_again
         if not 0 <= num_unknown_again <= num_unknown:
             text = f"{len(again)} microbatches of iteration {step.iteration} are of earlier ones"
@@ -78,6 +82,15 @@ class DataChecker:
             text = f"iteration {step.iteration} has {own} of its own {self._batch} microbatches"
             return f"{text}, and nothing is put off"
         return ""
+
+    def _seen(self, num: int) -> int:
+        """Take note that unknown microbatches are known now. Return how many of `num` were."""
+        left = num
+        for at in sorted(self._unknown):
+            known = min(left, self._unknown[at])
+            self._unknown[at] -= known
+            left -= known
+        return num - left
 
     def counted(self, host: SimHost, num_iterations: int) -> str:
         """Compare the count of a node that has seen all iterations. Return as `committed` does."""

@@ -56,8 +56,9 @@ class ProgressCheck:
         self._num_passes = 0
         self._stands_s = 0.0
         """When the run was last seen to move."""
-        self._frozen_s = -math.inf
-        """When the leader was last seen frozen. Afterwards it gets the full time again."""
+        self._excused_s = -math.inf
+        """When the leader was last frozen, or a member was needed whose tensors trickle. Afterwards
+        the run gets the full time again."""
         protocol = scenario.protocol
         self._bound_s = (
             protocol.iteration_timeout_s
@@ -86,18 +87,19 @@ class ProgressCheck:
         if num != self._num:
             self._num = num
             self._since_s = now_s
-        if (leader := self._run.acting) is not None and leader.frozen:
-            self._frozen_s = now_s
+        limit_s = self._limit_s(now_s)
+        leader = self._run.acting
+        if limit_s == math.inf or (leader is not None and leader.frozen):
+            self._excused_s = now_s
         if self._calm_s is None:
             return False
         stands_s = now_s - max(self._calm_s, self._stands_s)
-        limit_s = self._limit_s(now_s)
         if num < self._num_wanted and stands_s > limit_s:
-            raise self._stuck(self._run.acting, "all its members are there", limit_s)
+            raise self._stuck(leader, "all its members are there", limit_s)
         # The run waits for a member that it needs, until that member's tensors travel again.
         if limit_s == math.inf or now_s - max(self._calm_s, self._since_s) <= self._bound_s:
             return False
-        if self._frozen_s < now_s <= self._frozen_s + self._bound_s:
+        if self._excused_s < now_s <= self._excused_s + self._bound_s:
             return False
         self.waits_for = self._explained()
         return True

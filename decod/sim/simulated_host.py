@@ -112,7 +112,8 @@ class SimHost:
         stop: Why the machine has ended, or None while it runs.
         num_control_sent: Number of control messages that the machine has sent.
         control_bytes_sent: What they take on the wire.
-        bytes_passed_on: The part of these that others have sent by way of this node.
+        num_passed_on: The part of these messages that others have sent by way of this node.
+        bytes_passed_on: What that part takes on the wire.
         core_s: Time that the machine has computed, if the world has a stopwatch.
         num_bulk_sent: Number of messages with a tensor that the machine has sent.
         num_probes: Number of link probes that the machine has asked for.
@@ -145,7 +146,7 @@ class SimHost:
         self.stop: fx.Stop | None = None
         self.on_stop: Callable[[SimHost], None] = _nothing
         self.num_events = 0
-        self.num_control_sent = 0
+        self.num_control_sent = self.num_passed_on = 0
         self.control_bytes_sent = self.bytes_passed_on = 0
         self.core_s = 0.0
         self.control_by_kind: Counter[type] = Counter()
@@ -399,6 +400,7 @@ class SimHost:
         size_bytes = wire_bytes(effect.message)
         self.control_bytes_sent += size_bytes
         if effect.way is not None and effect.way.origin != self.node_id:
+            self.num_passed_on += 1
             self.bytes_passed_on += size_bytes
         self.control_by_kind[type(effect.message)] += 1
         world = self._world

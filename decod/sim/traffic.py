@@ -302,8 +302,8 @@ class Traffic:
 
 def _totals_of(host: SimHost, now_s: float) -> _Totals:
     return _Totals(
-        control=host.num_control_sent,
         # What a node passes on is bounded where it comes from.
+        control=host.num_control_sent - host.num_passed_on,
         control_bytes=host.control_bytes_sent - host.bytes_passed_on,
         microbatches=host.device.num_microbatch_jobs,
         events=host.num_events,

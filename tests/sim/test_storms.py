@@ -5,6 +5,7 @@
 
 import os
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,9 @@ from _pytest.mark import ParameterSet
 
 from decod.sim.__main__ import _parsed, main
 from decod.sim.elections import election_storm
-from decod.sim.scenario import Cut, HostFault
+from decod.sim.scenario import Cut, HostFault, Scenario
 from decod.sim.simulation import Simulation
-from decod.sim.storm import storm_scenario, weather
+from decod.sim.storm import local_storm, storm_scenario, weather
 from tests.support.mutations import MUTATIONS, Mutation, notice
 
 NUM_SEEDS = int(os.environ.get("DECOD_SIM_SEEDS", "800"))
@@ -293,6 +294,25 @@ def test_a_relay_that_restarts_as_a_candidate_is_followed_by_its_later_life() ->
         " --link-faults-until-s 16.168 --calm-s 28.168"
     )
     assert main(_words(words, faults, "")) == 0
+
+
+@pytest.mark.parametrize(
+    ("drawn", "seed"),
+    [
+        # A relay passes on what an election makes others say, which counts where it comes from.
+        pytest.param(election_storm, 179596132860245, id="messages passed on"),
+        # A microbatch is read again that only lost relays had learnt from.
+        pytest.param(local_storm, 179596189237373, id="unknown microbatch"),
+        # Another member enters just when the bound for the needed one, which trickles, is over.
+        pytest.param(local_storm, 179596189238216, id="tensors trickle"),
+    ],
+)
+def test_the_invariants_hold_in_storms_that_their_checks_once_misjudged(
+    drawn: Callable[[int], Scenario], seed: int
+) -> None:
+    failures, tally = weather([seed], drawn)
+    assert not failures, failures[0]
+    assert tally["runs that committed all"] == 1
 
 
 def _words(words: str, faults: str, cuts: str) -> list[str]:
