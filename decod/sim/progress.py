@@ -14,10 +14,10 @@ import math
 from typing import Protocol
 
 from decod.protocol.leadership.quorum import is_quorum
-from decod.sim.core import Wait, leadership_part_of
+from decod.sim.core import LeadershipPart, Wait, leadership_part_of
 from decod.sim.invariants import Checker, InvariantViolation
 from decod.sim.network import give_up_after_s
-from decod.sim.scenario import FaultKind, Scenario
+from decod.sim.scenario import Cut, FaultKind, Scenario
 from decod.sim.simulated_host import SimHost, World
 
 _TENSORS = 5
@@ -112,9 +112,15 @@ class ProgressCheck:
             return self._still_s
         leader = self._run.acting
         part = leadership_part_of(leader.machine) if leader is not None else None
-        hosts = [self._run.hosts[name] for cut in recent if (name := cut.culprit) is not None]
-        needed = part is None or any(host.node_id in part.needed for host in hosts)
+        needed = part is None or any(self._needs(part, cut) for cut in recent)
         return math.inf if needed else self._crawls_s
+
+    def _needs(self, part: LeadershipPart, cut: Cut) -> bool:
+        """Return whether the run can't do without slow links: nobody could go, or pass on."""
+        if cut.culprit is not None:
+            return self._run.hosts[cut.culprit].node_id in part.needed
+        ends = {self._run.hosts[name].node_id for name in (*cut.senders, *cut.receivers)}
+        return ends.issuperset(part.members)
 
     def _whole(self) -> bool:
         """Return whether all members of the view are present and nobody is awaited.

@@ -305,6 +305,8 @@ def test_a_relay_that_restarts_as_a_candidate_is_followed_by_its_later_life() ->
         pytest.param(local_storm, 179596189237373, id="unknown microbatch"),
         # Another member enters just when the bound for the needed one, which trickles, is over.
         pytest.param(local_storm, 179596189238216, id="tensors trickle"),
+        # Tensors trickle between the only two members that are left: nobody can pass them on.
+        pytest.param(storm_scenario, 179596948869360, id="two members"),
     ],
 )
 def test_the_invariants_hold_in_storms_that_their_checks_once_misjudged(
