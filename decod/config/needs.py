@@ -103,7 +103,7 @@ def stage_needs(
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
     num_stepped = 1 + len(run.optimizer.name.moments)
     num_held = 2 * num_stepped + _GRADIENT + (_OUTER if sync.steps_locally else 0)
-    num_blocks = len(stage_blocks(model, run.stages)[stage_index])
+    blocks = stage_blocks(model, run.stages)[stage_index]
     batch = run.batch
     is_first = stage_index == 0
     trains = run.trains_all
@@ -117,7 +117,7 @@ def stage_needs(
         gradient_bytes=num_parameters * _GRADIENT * wide_bytes,
         loss_bytes=loss_bytes(model, num_tokens, trains_head=trains) if is_first else 0,
         microbatch_bytes=kept_bytes(
-            model, num_tokens, num_blocks=num_blocks, is_first=is_first, adapter=run.adapter
+            model, num_tokens, blocks=blocks, is_first=is_first, adapter=run.adapter
         ),
         input_bytes=input_bytes(model, num_tokens, is_first=is_first),
     )
@@ -157,6 +157,9 @@ def layer_flops(run: RunConfig) -> float:
     model = run.model
     batch = run.batch
     shapes = block_shapes(model, 0).values()
-    num_weights = sum(shape[0] * shape[1] for shape in shapes if len(shape) > 1)
+    # Of experts, a token passes a few.
+    num_active = 1 if model.family.layout is None else model.family.layout.num_active
+    num_weights = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
+    num_weights += num_active * sum(math.prod(shape[1:]) for shape in shapes if len(shape) == 3)
     pairs = 12 * batch.sequence_length * model.query_width
     return float(batch.tokens_per_microbatch * (6 * num_weights + pairs))

@@ -194,8 +194,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 def count_parameters(model: ModelConfig) -> int:
     """Return how many parameters a model has. Tied embeddings count once."""
-    per_block = _count(block_shapes(model, 0))
-    return model.num_hidden_layers * per_block + _count(outer_shapes(model))
+    blocks = range(model.num_hidden_layers)
+    return sum(_count(block_shapes(model, index)) for index in blocks) + _count(outer_shapes(model))
 
 
 def _count(shapes: Shapes) -> int:

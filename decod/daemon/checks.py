@@ -18,6 +18,7 @@ from decod.data.dataset import Dataset
 from decod.errors import ConfigError
 from decod.model.hf import require_same
 from decod.model.weights import check_weights
+from decod.run.model_config import Architecture
 from decod.run.run_config import RunConfig
 from decod.train.checkpoint.base import UNKNOWN_HASH, base_hashes
 from decod.train.model_folder import judge_folder
@@ -39,9 +40,14 @@ def chosen_model(run: RunConfig, init_dir: Path | None, base_dir: Path | None) -
     Raises:
         ConfigError: The run can't use the folder that is given, or lacks one (E-CFG-110).
     """
-    if run.trains_all and base_dir is None:
+    has_own_weights = run.model.model_type is not Architecture.TRANSFORMERS
+    if run.trains_all and base_dir is None and (has_own_weights or init_dir is not None):
         return init_dir
-    if run.trains_all:
+    if run.trains_all and base_dir is None:
+        what = "the model is built by transformers, and there are no weights to begin with"
+        why = "decod draws first weights for its own models alone"
+        fix = "give the folder of the model with --init FOLDER"
+    elif run.trains_all:
         what = f"--base is {base_dir}, and the run trains all parameters of its model"
         why = "only beside an adapter are weights that are not trained"
         fix = 'give the folder with --init, or set adapter.kind = "lora" in the run file'

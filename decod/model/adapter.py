@@ -169,13 +169,9 @@ def stage_of(run: RunConfig, stage_index: int) -> Stage:
     for parameter in stage.parameters():
         parameter.requires_grad = False
     targets = adapter.of(run.model)
-    matrices = [
-        name for name, shape in run.model.family.block_shapes(run.model).items() if len(shape) > 1
-    ]
     with without_memory():
-        for block in stage.layers.values():
-            for name in matrices:
-                path = name.removesuffix(".weight")
+        for index, block in stage.layers.items():
+            for path in run.model.family.matrices(run.model, int(index)):
                 layer = AdaptedLinear(
                     block.get_submodule(path),
                     adapter if path in targets else None,

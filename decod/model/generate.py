@@ -9,13 +9,13 @@ Legend: V vocabulary.
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from decod.errors import DataError
 from decod.model.adapter_folder import base_of
-from decod.model.attention import KeyValueCache
 from decod.model.hf_folder import model_weights
 from decod.model.sampling import Sampling
 from decod.model.stage import TORCH_DTYPES, empty_model
@@ -70,9 +70,11 @@ class LoadedModel:
         limit = self.config.max_position_embeddings
         tokens = list(prompt_ids)
         caches, fresh = self._begin(tokens[-limit:], num_tokens)
+        num_seen = 0
         for num_left in range(num_tokens, 0, -1):
-            if caches[0].num_positions == limit:
+            if num_seen == limit:
                 caches, fresh = self._begin(tokens[-max(1, limit // 2) :], num_left)
+                num_seen = 0
             tokens_BT = torch.tensor([fresh], device=self._device)
             # On the CPU, so that a seed means the same on every device.
             scores_V = self._module.next_logits(tokens_BT, caches)[0].to("cpu", torch.float64)
@@ -83,13 +85,13 @@ class LoadedModel:
                 return
             yield token
             tokens.append(token)
+            num_seen += len(fresh)
             fresh = [token]
 
-    def _begin(self, window: list[int], num_tokens: int) -> tuple[list[KeyValueCache], list[int]]:
+    def _begin(self, window: list[int], num_tokens: int) -> tuple[Any, list[int]]:
         """Return empty caches for a text that begins with some tokens, and these tokens."""
         num_positions = min(self.config.max_position_embeddings, len(window) + num_tokens)
-        num_blocks = self.config.num_hidden_layers
-        return [KeyValueCache(num_positions) for _ in range(num_blocks)], window
+        return self._module.caches(num_positions), window
 
     def _check(self, prompt_ids: Sequence[int]) -> None:
         vocab_size = self.config.vocab_size

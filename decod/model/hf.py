@@ -8,15 +8,20 @@ a `config.json` therefore belongs to one of three groups, and any other field is
 - the field changes nothing in the training of a language model (`_IGNORED`).
 
 An absent field counts as its default in transformers (`HfType.absent`).
+
+A type that decod does not have itself, or a known field with another value than decod's, makes it a
+model that transformers builds. Then transformers reads the file, and its checks are those that hold
+(`decod.model.cut`).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DataError
+from decod.model.layouts import layout_of
 from decod.run.model_config import (
     FAMILIES,
     ROPE_NUMBERS,
@@ -27,6 +32,7 @@ from decod.run.model_config import (
     ModelDtype,
     RopeType,
 )
+from decod.run.model_layout import CUT_TYPES, NOISE, canonical, installed_version
 
 Fields = Mapping[str, Any]
 """A parsed `config.json`."""
@@ -52,17 +58,18 @@ _DROPOUTS = (
 
 _NEUTRAL_FOR_ALL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
-    "auto_map": ({}, None),
     "cross_attention_hidden_size": (None,),
     "is_causal": (True, None),
     "is_encoder_decoder": (False, None),
-    "layer_types": (None,),
     "per_layer_config": ({}, None),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
     "use_mrope": (False, None),
 }
 """Fields that must hold one of these values if they are present, whatever the type."""
+
+_NEUTRAL_FOR_OWN: dict[str, tuple[Any, ...]] = {"auto_map": ({}, None), "layer_types": (None,)}
+"""The same for decod's own models."""
 
 _SPECIAL_TOKENS = {
     "bos_token_id",
@@ -179,6 +186,14 @@ def bad_field(
     )
 
 
+class _NotOwnError(Exception):
+    """decod does not have such a model itself."""
+
+    def __init__(self, told: DataError) -> None:
+        super().__init__()
+        self.told = told
+
+
 def checked(fields: Fields, *, trains: bool = True) -> Fields:
     """Return the fields, with transformers' defaults for some absent ones.
 
@@ -187,21 +202,24 @@ def checked(fields: Fields, *, trains: bool = True) -> Fields:
         trains: Whether the model is to be trained. If not, dropout does not matter.
 
     Raises:
-        DataError: A field is unknown, or asks for something that decod does not have. The message
-            names the field.
+        DataError: A field is unknown.
+        _NotOwnError: It asks for something that decod does not have.
     """
     model_type = fields.get("model_type")
     if not isinstance(model_type, str) or model_type not in _TYPES:
-        *most, last = _TYPES
-        raise bad_field(
-            "model_type", model_type, f"decod trains {', '.join(most)} and {last} models"
+        told = bad_field(
+            "model_type",
+            model_type,
+            f"decod trains {', '.join(_TYPES)} and {len(CUT_TYPES)} other types of models",
+            "choose a model of a type that docs/models.md lists",
         )
+        raise _NotOwnError(told)
     architecture, kind = _TYPES[model_type]
     fields = {**kind.absent, **fields}
     if trains:
         _check_dropout(fields)
-    neutral = _NEUTRAL_FOR_ALL | dict(kind.neutral)
-    _check_neutral(model_type, neutral, fields)
+    neutral = _NEUTRAL_FOR_ALL | _NEUTRAL_FOR_OWN | dict(kind.neutral)
+    _check_neutral(model_type, neutral, fields, kind.built)
     has = FAMILIES[architecture].has
     read = _READ_FOR_ALL | {name for name in has.values() if name}
     if "rope_theta" in has:
@@ -210,7 +228,12 @@ def checked(fields: Fields, *, trains: bool = True) -> Fields:
     return fields
 
 
-def _check_neutral(model_type: str, neutral: Mapping[str, tuple[Any, ...]], fields: Fields) -> None:
+def _check_neutral(
+    model_type: object,
+    neutral: Mapping[str, tuple[Any, ...]],
+    fields: Fields,
+    built: Collection[str] = (),
+) -> None:
     for name, allowed in neutral.items():
         value = fields.get(name, _MISSING)
         full = name == "layer_types" and isinstance(value, list)
@@ -219,7 +242,8 @@ def _check_neutral(model_type: str, neutral: Mapping[str, tuple[Any, ...]], fiel
         if value is not _MISSING and value not in allowed:
             wanted = " or ".join(str(option) for option in allowed if option not in (None, {}))
             why = f"decod's {model_type} has only {wanted}" if wanted else "decod has no such thing"
-            raise bad_field(name, value, why)
+            told = bad_field(name, value, why)
+            raise _NotOwnError(told) if name in built else told
 
 
 def _check_known(known: set[str], fields: Fields) -> None:
@@ -246,12 +270,40 @@ def _check_dropout(fields: Fields) -> None:
         )
 
 
+def built_model(
+    fields: Fields, *, dtype: ModelDtype | None = None, trains: bool = True
+) -> ModelConfig:
+    """Return the configuration of a model that transformers builds. Arguments as `config_from_hf`.
+
+    Raises:
+        ConfigError: transformers is not installed, or can't build it, or it can't be cut.
+        DataError: A field asks for something that no model of decod has.
+    """
+    _check_neutral(fields.get("model_type"), _NEUTRAL_FOR_ALL, fields)
+    if trains:
+        _check_dropout(fields)
+    # The release that builds it here, and not the one that has written the file.
+    told = {name: value for name, value in fields.items() if name not in NOISE}
+    layout = layout_of(canonical({**told, "transformers_version": installed_version()}))
+    return ModelConfig(
+        model_type=Architecture.TRANSFORMERS,
+        dtype=_dtype(fields) if dtype is None else dtype,
+        config=layout.config,
+        **layout.sizes,
+    )
+
+
+_BUILT_SCALINGS = ("yarn", "longrope")
+"""Scalings of rotary positions that only models have which transformers builds."""
+
 _FLOAT16 = ("float16", "half")
 
 
 def config_to_hf(model: ModelConfig) -> dict[str, Any]:
     """Return a `config.json` with which transformers loads this model."""
     family = model.family
+    if family.layout is not None:
+        return {**json.loads(model.config), "dtype": model.dtype.value}
     model_type, kind = next(
         (name, kind)
         for name, kind in family.types.items()
@@ -293,9 +345,14 @@ def config_from_hf(
         DataError: A field is missing, of another type, out of range, or asks for a feature that
             decod does not have. The message names the field.
     """
-    fields = checked(fields, trains=trains)
     try:
-        return _model_of(fields, _dtype(fields) if dtype is None else dtype)
+        try:
+            known = checked(fields, trains=trains)
+            return _model_of(known, _dtype(known) if dtype is None else dtype)
+        except _NotOwnError as error:
+            if str(fields.get("model_type")) not in CUT_TYPES:
+                raise error.told from None
+            return built_model(fields, dtype=dtype, trains=trains)
     except ConfigError as error:
         raise DataError(
             f"config.json does not describe a model: {error.what}", why=error.why, fix=error.fix
@@ -372,11 +429,12 @@ def _rope_object(fields: Fields, where: str) -> dict[str, Any]:
         raise bad_field(where, values, "an object is needed there")
     kind = values.get("rope_type", values.get("type", "default"))
     if kind not in tuple(RopeType) or values.get("type", kind) != kind:
-        raise bad_field(
+        told = bad_field(
             f"{where}.rope_type",
             kind,
             f"decod scales positions by {RopeType.LINEAR} or {RopeType.LLAMA3}, or not at all",
         )
+        raise _NotOwnError(told) if kind in _BUILT_SCALINGS else told
     rope_type = RopeType(kind)
     names = ROPE_NUMBERS[rope_type]
     for name, value in values.items():

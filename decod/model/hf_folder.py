@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from decod.model.adapter_folder import ADAPTER_FILE, PEFT_PREFIX, base_of, read_adapter
-from decod.model.shape import LORA_A, LORA_B
+from decod.model.shape import LORA_A, LORA_B, model_shapes
 from decod.model.stage import TORCH_DTYPES
 from decod.model.weights import (
     Stored,
@@ -58,17 +58,21 @@ def read_weights(
         DataError: A file is missing, damaged, pickled, or holds another model's weights.
     """
     places = _wanted_places(folder, model, wanted)
+    shapes = model_shapes(model)
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
-        for name, place in places:
-            try:
-                if place.path not in files:
-                    opened = safe_open(place.path, framework="pt")
-                    files[place.path] = stack.enter_context(opened)
-                tensor = files[place.path].get_tensor(place.key)
-            except (OSError, SafetensorError) as error:
-                raise unreadable(place.path, why_of(error)) from error
-            yield name, tensor
+        for name, parts in places:
+            tensors = []
+            for place in parts:
+                try:
+                    if place.path not in files:
+                        opened = safe_open(place.path, framework="pt")
+                        files[place.path] = stack.enter_context(opened)
+                    tensors.append(files[place.path].get_tensor(place.key))
+                except (OSError, SafetensorError) as error:
+                    raise unreadable(place.path, why_of(error)) from error
+            whole = torch.cat([each.flatten() for each in tensors]) if parts[1:] else tensors[0]
+            yield name, whole.view(shapes[name])
 
 
 def model_weights(
@@ -145,22 +149,22 @@ def fill_weights(folder: Path, model: ModelConfig, targets: Mapping[str, Tensor]
         model: The expected model.
         targets: Places by the names in `model_shapes`, each flat, on any device, of any dtype.
     """
-    for name, place in _wanted_places(folder, model, targets):
+    for name, parts in _wanted_places(folder, model, targets):
         target_N = targets[name]
-        dtype = _DTYPES[place.dtype]
         start = 0
-        try:
-            for piece in stored_bytes(place):
-                values_N = torch.frombuffer(bytearray(piece), dtype=dtype)
-                target_N[start : start + len(values_N)].copy_(values_N)
-                start += len(values_N)
-        except OSError as error:
-            raise unreadable(place.path, why_of(error)) from error
+        for place in parts:
+            try:
+                for piece in stored_bytes(place):
+                    values_N = torch.frombuffer(bytearray(piece), dtype=_DTYPES[place.dtype])
+                    target_N[start : start + len(values_N)].copy_(values_N)
+                    start += len(values_N)
+            except OSError as error:
+                raise unreadable(place.path, why_of(error)) from error
 
 
 def _wanted_places(
     folder: Path, model: ModelConfig, wanted: Iterable[str] | None
-) -> list[tuple[str, Stored]]:
+) -> list[tuple[str, tuple[Stored, ...]]]:
     found = find_weights(folder, model)
     names = sorted(found.places if wanted is None else wanted)
     if model.family.embedding in names:

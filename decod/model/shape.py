@@ -26,17 +26,36 @@ LOSS_ROWS_MIN = 128
 def block_shapes(model: ModelConfig, index: int) -> Shapes:
     """Return names and shapes of one block's parameters."""
     family = model.family
-    shapes = family.block_shapes(model)
+    shapes = family.block_shapes(model, index)
     return {f"{family.block_prefix}{index}.{name}": shape for name, shape in shapes.items()}
 
 
 def outer_shapes(model: ModelConfig) -> Shapes:
     """Return names and shapes of the parameters outside the blocks: embedding, final norm, head."""
-    family = model.family
-    shapes = {family.ends_prefix + name: shape for name, shape in family.ends_shapes(model).items()}
+    shapes = dict(model.family.ends_shapes(model))
     if not model.tie_word_embeddings:
         shapes["lm_head.weight"] = (model.vocab_size, model.hidden_size)
     return shapes
+
+
+StoredTensors = dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
+"""By a parameter's name: names and shapes of the tensors of a file that hold its elements."""
+
+
+def stored_tensors(model: ModelConfig) -> StoredTensors:
+    """Return how a model's files hold each parameter: in one tensor of the same name, as a rule.
+
+    The elements of a parameter are those of its tensors, one after another.
+    """
+    found: StoredTensors = {name: ((name, shape),) for name, shape in model_shapes(model).items()}
+    layout = model.family.layout
+    if layout is None:
+        return found
+    for index, block in enumerate(layout.blocks):
+        prefix = f"{layout.block_prefix}{index}."
+        for name, parts in block.stored.items():
+            found[prefix + name] = tuple((key.replace("{}", prefix), shape) for key, shape in parts)
+    return {**found, **layout.stored}
 
 
 def part_shapes(model: ModelConfig, part: int) -> Shapes:
@@ -67,7 +86,7 @@ def adapter_shapes(model: ModelConfig, adapter: AdapterConfig, index: int) -> Sh
     """Return names and shapes of what is trained beside the matrices of one block."""
     shapes = block_shapes(model, index)
     found: Shapes = {}
-    for target in adapter.of(model):
+    for target in adapter.of(model, index):
         name = f"{model.family.block_prefix}{index}.{target}"
         num_outputs, num_inputs = shapes[f"{name}.weight"]
         if model.family.transposed:
@@ -128,18 +147,20 @@ def kept_bytes(
     model: ModelConfig,
     num_tokens: int,
     *,
-    num_blocks: int,
+    blocks: range,
     is_first: bool,
     adapter: AdapterConfig = NO_ADAPTER,
 ) -> int:
-    """Return what a stage keeps of one microbatch. Arguments as for `input_bytes`.
+    """Return what a stage with some blocks keeps of one microbatch. Else as `input_bytes`.
 
     The blocks' inputs are part of it, and so is the stage's own.
     """
-    tokens_bytes = num_tokens * _TOKEN_BYTES if is_first else 0
-    # What the first matrix of each pair has made.
-    thin_bytes = len(adapter.of(model)) * adapter.rank * model.dtype.num_bytes
-    return tokens_bytes + num_blocks * num_tokens * (_of_block(model) + thin_bytes)
+    token_bytes = _TOKEN_BYTES if is_first else 0
+    for index in blocks:
+        # What the first matrix of each pair has made.
+        thin = len(adapter.of(model, index)) * adapter.rank
+        token_bytes += _of_block(model, index) + thin * model.dtype.num_bytes
+    return num_tokens * token_bytes
 
 
 def loss_bytes(model: ModelConfig, num_tokens: int, *, trains_head: bool = True) -> int:
@@ -163,7 +184,7 @@ def _wide_bytes(model: ModelConfig) -> int:
     return 8 if model.dtype is ModelDtype.FLOAT64 else 4
 
 
-def _of_block(model: ModelConfig) -> int:
+def _of_block(model: ModelConfig, index: int) -> int:
     """Return the bytes that one block keeps of one token."""
-    numbers, wide_numbers = model.family.kept_numbers(model)
+    numbers, wide_numbers = model.family.kept_numbers(model, index)
     return numbers * model.dtype.num_bytes + wide_numbers * _wide_bytes(model)

@@ -106,6 +106,9 @@ class Stage(nn.Module):
         blocks: Indexes of the slice's blocks.
     """
 
+    share: float = 1.0
+    """The part of a microbatch's sequences that this module computes."""
+
     def __init__(self, model: ModelConfig, blocks: range) -> None:
         super().__init__()
         self.config = model
@@ -235,14 +238,18 @@ class FirstStage(Stage):
         """Return the scores of every next token, (B, T, V) in the module's dtype."""
         return functional.linear(self.inner.leave(hidden_BTD), self._table())
 
-    def next_logits(self, tokens_BT: Tensor, caches: Sequence[KeyValueCache]) -> Tensor:
+    def caches(self, num_positions_max: int) -> Any:
+        """Return what `next_logits` keeps of a text, empty, for so many positions at most."""
+        return [KeyValueCache(num_positions_max) for _ in self.layers]
+
+    def next_logits(self, tokens_BT: Tensor, caches: Any) -> Tensor:
         """Return the scores of the token after the last, (B, V) in the module's dtype.
 
         For a model whose blocks are all here.
 
         Args:
             tokens_BT: The tokens that follow those in the caches. The caches take them in.
-            caches: One for each block. The text's beginning takes empty ones.
+            caches: From `caches`. The text's beginning takes empty ones.
         """
         hidden_BTD = self.inner.enter(tokens_BT, caches[0].num_positions)
         return self.logits(self.run_blocks(hidden_BTD, caches)[:, -1:])[:, -1]
@@ -297,12 +304,16 @@ def empty_stage(model: ModelConfig, stages: StagesConfig, stage_index: int) -> S
         ConfigError: The model cannot be cut like this.
     """
     blocks = stage_blocks(model, stages)[stage_index]
+    family = model.family
     with without_memory():
-        kind = FirstStage if stage_index == 0 else Stage
-        return kind(model, blocks)
+        kind = resolve_name(family.first_stage if stage_index == 0 else family.stage)
+        stage: Stage = kind(model, blocks)
+        return stage
 
 
 def empty_model(model: ModelConfig) -> FirstStage:
     """Return the whole model as one module without memory. Call `place` before use."""
     with without_memory():
-        return FirstStage(model, range(model.num_hidden_layers))
+        kind = resolve_name(model.family.first_stage)
+        stage: FirstStage = kind(model, range(model.num_hidden_layers))
+        return stage

@@ -25,7 +25,7 @@ from decod.files import (
     read_pieces,
 )
 from decod.model.hf import config_from_hf
-from decod.model.shape import model_shapes
+from decod.model.shape import stored_tensors
 from decod.run.model_config import ModelConfig, ModelDtype, Shapes
 from decod.texts import unique, why_of
 
@@ -256,8 +256,9 @@ class Stored:
 class StoredModel:
     """All parameters of a model in a folder."""
 
-    places: dict[str, Stored]
-    """Places by the parameters' names in `model_shapes`."""
+    places: dict[str, tuple[Stored, ...]]
+    """Places by the parameters' names in `model_shapes`. Of some, the parts have their own: their
+    elements follow each other."""
     head: Stored | None
     """A head that is stored although it is tied to the embedding."""
 
@@ -277,14 +278,19 @@ def find_weights(folder: Path, model: ModelConfig) -> StoredModel:
         _check_index(folder, index, stored)
     twice = [f"{key} is in {len(places)} files" for key, places in stored.items() if places[1:]]
     refuse_weights(folder, sorted(twice))
-    shapes = model_shapes(model)
+    tensors = stored_tensors(model)
+    shapes = {key: shape for parts in tensors.values() for key, shape in parts}
     keys = _match_names(folder, model, shapes, set(stored))
     head = keys.pop(HEAD, None) if model.tie_word_embeddings else None
-    places = {name: stored[key][0] for name, key in keys.items()}
-    found = places.items()
-    problems = [f"{n} is {p.shape}, not {shapes[n]}" for n, p in found if p.shape != shapes[n]]
-    problems += [f"{n} is of type {p.dtype}" for n, p in found if p.dtype not in _EXPONENTS]
+    found = {name: stored[key][0] for name, key in keys.items()}
+    problems = [
+        f"{name} is {place.shape}, not {shapes[name]}"
+        for name, place in found.items()
+        if place.shape != shapes[name]
+    ]
+    problems += [f"{n} is of type {p.dtype}" for n, p in found.items() if p.dtype not in _EXPONENTS]
     refuse_weights(folder, problems)
+    places = {name: tuple(found[key] for key, _ in parts) for name, parts in tensors.items()}
     return StoredModel(places, None if head is None else stored[head][0])
 
 
@@ -296,8 +302,9 @@ def check_weights(folder: Path, model: ModelConfig) -> str:
     """
     found = find_weights(folder, model)
     by_file: dict[Path, list[tuple[str, Stored]]] = {}
-    for name, place in found.places.items():
-        by_file.setdefault(place.path, []).append((name, place))
+    for name, places in found.places.items():
+        for place in places:
+            by_file.setdefault(place.path, []).append((name, place))
     digest = hashlib.sha256()
     for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
         try:
@@ -339,7 +346,7 @@ def check_tied(folder: Path, found: StoredModel, model: ModelConfig) -> None:
     Raises:
         DataError: They differ.
     """
-    table = found.places[model.family.embedding]
+    (table,) = found.places[model.family.embedding]
     head = found.head
     if head is None:
         return

@@ -26,16 +26,16 @@ from decod.model.adapter_folder import (
     all_adapters,
 )
 from decod.model.hf import config_to_hf
-from decod.model.shape import model_shapes
+from decod.model.shape import StoredTensors, stored_tensors
 from decod.model.weights import INDEX_FILE, WEIGHTS_FILE, header_bytes
 from decod.run.adapter_config import NO_ADAPTER, AdapterConfig, AdapterKind
-from decod.run.model_config import ModelConfig, Shapes
+from decod.run.model_config import ModelConfig
 from decod.texts import why_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a parameter in the file."""
+    """The place of a tensor in the file."""
 
     name: str
     dtype: str
@@ -73,9 +73,13 @@ class ModelWriter:
         whole = adapter.kind is AdapterKind.NONE
         prefix = "" if whole else PEFT_PREFIX
         self._names = (WEIGHTS_FILE, "config.json") if whole else (ADAPTER_FILE, ADAPTER_CONFIG)
-        places = _places(model, model_shapes(model) if whole else all_adapters(model, adapter))
+        parts = stored_tensors(model)
+        if not whole:
+            parts = {n: ((n, shape),) for n, shape in all_adapters(model, adapter).items()}
+        places = _places(model, parts)
         header = header_bytes([replace(place, name=prefix + place.name) for place in places])
-        self.starts = {place.name: len(header) + place.offset for place in places}
+        offsets = {place.name: place.offset for place in places}
+        self.starts = {name: len(header) + offsets[keys[0][0]] for name, keys in parts.items()}
         """Where each parameter begins in the file, in bytes."""
         self._size_bytes = len(header) + sum(place.num_bytes for place in places)
         self._is_new = not folder.exists()
@@ -142,14 +146,15 @@ class ModelWriter:
                 self._folder.rmdir()
 
 
-def _places(model: ModelConfig, shapes: Shapes) -> list[_Place]:
-    """Return the places of parameters, in the order of their names."""
+def _places(model: ModelConfig, parameters: StoredTensors) -> list[_Place]:
+    """Return the places of tensors, in the order of the parameters' names."""
     places = list[_Place]()
     offset = 0
-    for name, shape in sorted(shapes.items()):
-        num_bytes = math.prod(shape) * model.dtype.num_bytes
-        places.append(_Place(name, model.dtype.value, shape, offset, num_bytes))
-        offset += num_bytes
+    for _, parts in sorted(parameters.items()):
+        for key, shape in parts:
+            num_bytes = math.prod(shape) * model.dtype.num_bytes
+            places.append(_Place(key, model.dtype.value, shape, offset, num_bytes))
+            offset += num_bytes
     return places
 
 

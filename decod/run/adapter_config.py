@@ -94,18 +94,22 @@ class AdapterConfig:
         """By what the product of the two matrices is multiplied."""
         return self.alpha / self.rank
 
-    def of(self, model: ModelConfig) -> tuple[str, ...]:
+    def of(self, model: ModelConfig, index: int | None = None) -> tuple[str, ...]:
         """Return the matrices of a block that get an adapter: names in sorted order.
+
+        Args:
+            model: The model.
+            index: The block. None: those of all blocks.
 
         Raises:
             ConfigError: A target is no matrix of the model's blocks.
         """
         if self.kind is AdapterKind.NONE:
             return ()
-        shapes = model.family.block_shapes(model)
-        matrices = sorted(
-            name.removesuffix(".weight") for name, shape in shapes.items() if len(shape) > 1
-        )
+        if index is not None:
+            return tuple(each for each in self.of(model) if each in _matrices(model, index))
+        blocks = range(model.num_hidden_layers)
+        matrices = sorted({each for block in blocks for each in _matrices(model, block)})
         if self.targets == ALL_LINEAR:
             return tuple(matrices)
         wanted = {name.strip() for name in self.targets.split(",")}
@@ -117,6 +121,10 @@ class AdapterConfig:
                 fix=f"give {ALL_LINEAR}, or some of {', '.join(sorted(known))}",
             )
         return tuple(each for each in matrices if {each, each.rpartition(".")[2]} & wanted)
+
+
+def _matrices(model: ModelConfig, index: int) -> list[str]:
+    return model.family.matrices(model, index)
 
 
 NO_ADAPTER = AdapterConfig()

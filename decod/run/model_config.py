@@ -1,7 +1,8 @@
 """The definition of a model: the fields of a Hugging Face `config.json`, and its cut into stages.
 
 A new family of models changes this file and adds one: a name in `Architecture`, a row in
-`FAMILIES`, and the module that the row names.
+`FAMILIES`, and the module that the row names. Models of other families are built by transformers:
+their definition is the whole `config.json`, and their `Family` follows from it.
 
 Imports no torch, because the node process reads it too.
 """
@@ -9,9 +10,12 @@ Imports no torch, because the node process reads it too.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from pkgutil import resolve_name
 from typing import Any
 
 from decod.errors import ConfigError
+from decod.run.model_layout import ModelLayout, require_canonical, uncanonical
 
 Shapes = dict[str, tuple[int, ...]]
 """Parameter name to shape."""
@@ -24,9 +28,8 @@ class Architecture(StrEnum):
     """RMSNorm, rotary positions, SwiGLU, grouped-query attention: Llama, Mistral, Qwen2, Qwen3."""
     GPT2 = "gpt2"
     """LayerNorm, learnt positions, GELU, biases everywhere, tied embeddings by default."""
-    OLMO2 = "olmo2"
-    """As Llama, but norms come after attention and feed-forward network, and all queries of a
-    position have one norm, and all keys: OLMo 2."""
+    TRANSFORMERS = "transformers"
+    """What transformers builds from the model's `config.json`."""
 
 
 NUM_LAYERS_MAX = 10_000
@@ -90,7 +93,10 @@ class ModelConfig:
     """One language model. Names are those of Llama's `config.json` for all families."""
 
     model_type: Architecture = Architecture.LLAMA
-    """`llama`, `gpt2` or `olmo2`."""
+    """`llama` or `gpt2`, which decod has itself, or `transformers`: see config."""
+    config: str = ""
+    """The whole `config.json` of a model that transformers builds. Then the sizes follow from it.
+    `decod run init FILE --from DIR` writes them. Empty for decod's own models."""
     dtype: ModelDtype = ModelDtype.FLOAT32
     """Of activations and weights. `bfloat16` keeps float32 masters; `float64` is for checks."""
     vocab_size: int = 257
@@ -136,7 +142,13 @@ class ModelConfig:
 
     @property
     def family(self) -> "Family":
-        """What is common to the models of this type."""
+        """What is common to the models of this type.
+
+        Raises:
+            ConfigError: transformers can't build the model on this host, or as the sizes say.
+        """
+        if self.model_type is Architecture.TRANSFORMERS:
+            return _built_family(self)
         return FAMILIES[self.model_type]
 
     @property
@@ -178,11 +190,15 @@ class ModelConfig:
                 f"it must divide the {self.num_attention_heads} query heads",
                 "give a divisor of model.num_attention_heads",
             )
-        _check_family(self)
+        if self.model_type is Architecture.TRANSFORMERS:
+            require_canonical(self.config)
+        else:
+            _check_family(self)
         _check_rope(self)
 
 
 _OF_SOME: dict[str, object] = {
+    "config": "",
     "rope_theta": 10000.0,
     "rope_type": RopeType.DEFAULT,
     "attention_bias": False,
@@ -284,6 +300,8 @@ class HfType:
     """Defaults of absent fields in transformers where decod has none, or another."""
     neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Fields that must hold one of these values if they are present: decod computes so."""
+    built: frozenset[str] = frozenset()
+    """Those of them whose other values make it a model that transformers builds."""
     ignored: frozenset[str] = frozenset()
     """Fields that change nothing while the neutral ones are neutral."""
     written: Mapping[str, Any] = field(default_factory=dict)
@@ -313,17 +331,30 @@ class Family:
     inner_factor: int = 0
     """How many times as wide as the model its feed-forward network is, if `config.json` does not
     say. 0: it must say."""
-    block_shapes: Callable[[ModelConfig], Shapes]
-    """Shapes of a block's parameters, without the prefix."""
+    block_shapes: Callable[[ModelConfig, int], Shapes]
+    """Shapes of the parameters of the block with an index, without the prefix."""
     ends_shapes: Callable[[ModelConfig], Shapes]
-    """Shapes of embedding and final norm, without the prefix."""
+    """Shapes of all parameters outside the blocks but the head's weights."""
+    layout: ModelLayout | None = None
+    """Of a model that transformers builds."""
     transposed: bool = False
     """Whether matrices are stored as (inputs, outputs)."""
-    kept_numbers: Callable[[ModelConfig], tuple[int, int]]
+    kept_numbers: Callable[[ModelConfig, int], tuple[int, int]]
     """What a block keeps of a position for its backward pass: numbers in the model's dtype, and
     numbers in float32 or wider."""
     types: Mapping[str, HfType]
     """By the `model_type` of `config.json`. An exported model has the first that means the same."""
+    stage: str = "decod.model.stage:Stage"
+    """The module of a relay's stage, as `package:Class`."""
+    first_stage: str = "decod.model.stage:FirstStage"
+    """The module of stage 0."""
+
+    def matrices(self, model: ModelConfig, index: int) -> list[str]:
+        """Return the names of a block's linear layers, in sorted order."""
+        if self.layout is not None:
+            return [*self.layout.blocks[index].linears]
+        shapes = self.block_shapes(model, index)
+        return sorted(name.removesuffix(".weight") for name in shapes if len(shapes[name]) > 1)
 
 
 _LLAMA_HAS = {name: name for name in (*SIZES, "tie_word_embeddings", "rope_theta")} | {
@@ -339,16 +370,18 @@ _LLAMA_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (False, None),
 }
 _NO_BIAS: dict[str, tuple[Any, ...]] = {"attention_bias": (False, None)}
-_NO_WINDOW: dict[str, tuple[Any, ...]] = {"use_sliding_window": (False, None)}
+_NO_WINDOW: dict[str, tuple[Any, ...]] = {
+    "layer_types": (None,),
+    "use_sliding_window": (False, None),
+}
 _WINDOW_LENGTHS = frozenset({"sliding_window", "max_window_layers"})
 _LLAMA_WRITTEN = {"hidden_act": "silu", "attention_dropout": 0.0}
 
 
-def _projection_shapes(model: ModelConfig) -> Shapes:
-    """Return the matrices of Llama's attention and feed-forward network."""
+def _llama_block_shapes(model: ModelConfig, _: int) -> Shapes:
     width = model.hidden_size
     inner = model.intermediate_size
-    return {
+    shapes: Shapes = {
         "self_attn.q_proj.weight": (model.query_width, width),
         "self_attn.k_proj.weight": (model.key_width, width),
         "self_attn.v_proj.weight": (model.key_width, width),
@@ -356,13 +389,9 @@ def _projection_shapes(model: ModelConfig) -> Shapes:
         "mlp.gate_proj.weight": (inner, width),
         "mlp.up_proj.weight": (inner, width),
         "mlp.down_proj.weight": (width, inner),
+        "input_layernorm.weight": (width,),
+        "post_attention_layernorm.weight": (width,),
     }
-
-
-def _llama_block_shapes(model: ModelConfig) -> Shapes:
-    shapes = _projection_shapes(model)
-    shapes["input_layernorm.weight"] = (model.hidden_size,)
-    shapes["post_attention_layernorm.weight"] = (model.hidden_size,)
     if model.attention_bias:
         shapes["self_attn.q_proj.bias"] = (model.query_width,)
         shapes["self_attn.k_proj.bias"] = (model.key_width,)
@@ -375,12 +404,12 @@ def _llama_block_shapes(model: ModelConfig) -> Shapes:
 
 def _llama_ends_shapes(model: ModelConfig) -> Shapes:
     return {
-        "embed_tokens.weight": (model.vocab_size, model.hidden_size),
-        "norm.weight": (model.hidden_size,),
+        "model.embed_tokens.weight": (model.vocab_size, model.hidden_size),
+        "model.norm.weight": (model.hidden_size,),
     }
 
 
-def _llama_kept_numbers(model: ModelConfig) -> tuple[int, int]:
+def _llama_kept_numbers(model: ModelConfig, _: int) -> tuple[int, int]:
     # Queries and what they have read, keys and values. Norms of queries and keys keep their inputs.
     heads = (3 if model.qk_norm else 2) * (model.query_width + model.key_width)
     # Inputs of both halves, and the two inner activations of the feed-forward network. Norms and
@@ -390,7 +419,7 @@ def _llama_kept_numbers(model: ModelConfig) -> tuple[int, int]:
     return numbers, model.num_attention_heads
 
 
-def _gpt2_block_shapes(model: ModelConfig) -> Shapes:
+def _gpt2_block_shapes(model: ModelConfig, _: int) -> Shapes:
     width = model.hidden_size
     inner = model.intermediate_size
     shapes: Shapes = {}
@@ -411,36 +440,19 @@ def _gpt2_block_shapes(model: ModelConfig) -> Shapes:
 
 def _gpt2_ends_shapes(model: ModelConfig) -> Shapes:
     return {
-        "wte.weight": (model.vocab_size, model.hidden_size),
-        "wpe.weight": (model.max_position_embeddings, model.hidden_size),
-        "ln_f.weight": (model.hidden_size,),
-        "ln_f.bias": (model.hidden_size,),
+        "transformer.wte.weight": (model.vocab_size, model.hidden_size),
+        "transformer.wpe.weight": (model.max_position_embeddings, model.hidden_size),
+        "transformer.ln_f.weight": (model.hidden_size,),
+        "transformer.ln_f.bias": (model.hidden_size,),
     }
 
 
-def _gpt2_kept_numbers(model: ModelConfig) -> tuple[int, int]:
+def _gpt2_kept_numbers(model: ModelConfig, _: int) -> tuple[int, int]:
     # As Llama's block. But GPT-2's is plain autograd, which also keeps the outputs of both norms,
     # and their means and scales.
     heads = 2 * (model.query_width + model.key_width)
     numbers = 4 * model.hidden_size + heads + 2 * model.intermediate_size
     return numbers, model.num_attention_heads + 4
-
-
-def _olmo2_block_shapes(model: ModelConfig) -> Shapes:
-    return _projection_shapes(model) | {
-        "self_attn.q_norm.weight": (model.query_width,),
-        "self_attn.k_norm.weight": (model.key_width,),
-        "post_attention_layernorm.weight": (model.hidden_size,),
-        "post_feedforward_layernorm.weight": (model.hidden_size,),
-    }
-
-
-def _olmo2_kept_numbers(model: ModelConfig) -> tuple[int, int]:
-    # As Llama's block with norms of queries and keys. The norms of both halves keep their inputs,
-    # which the halves have made.
-    heads = 3 * (model.query_width + model.key_width)
-    numbers = 4 * model.hidden_size + heads + 2 * model.intermediate_size
-    return numbers, model.num_attention_heads
 
 
 FAMILIES: Mapping[Architecture, Family] = {
@@ -461,6 +473,7 @@ FAMILIES: Mapping[Architecture, Family] = {
                 means={"attention_bias": False, "qk_norm": False},
                 absent=_LLAMA_ABSENT,
                 neutral=_LLAMA_NEUTRAL | _NO_BIAS,
+                built=frozenset({"attention_bias", "mlp_bias"}),
                 written=_LLAMA_WRITTEN | {"attention_bias": False, "mlp_bias": False},
             ),
             # Llama's `attention_bias` would also add a bias to the output projection.
@@ -469,6 +482,7 @@ FAMILIES: Mapping[Architecture, Family] = {
                 means={"attention_bias": True, "qk_norm": False},
                 absent=_LLAMA_ABSENT | {"num_key_value_heads": 32},
                 neutral=_LLAMA_NEUTRAL | _NO_WINDOW | {"attention_bias": (True, None)},
+                built=frozenset(_NO_WINDOW),
                 ignored=_WINDOW_LENGTHS,
                 written=_LLAMA_WRITTEN | {"use_sliding_window": False},
             ),
@@ -477,6 +491,7 @@ FAMILIES: Mapping[Architecture, Family] = {
                 means={"attention_bias": False, "qk_norm": True},
                 absent=_LLAMA_ABSENT | {"num_key_value_heads": 32, "head_dim": 128},
                 neutral=_LLAMA_NEUTRAL | _NO_WINDOW | _NO_BIAS,
+                built=frozenset(_NO_WINDOW | _NO_BIAS),
                 ignored=_WINDOW_LENGTHS,
                 written=_LLAMA_WRITTEN | {"attention_bias": False, "use_sliding_window": False},
             ),
@@ -485,6 +500,7 @@ FAMILIES: Mapping[Architecture, Family] = {
                 means={"attention_bias": False, "qk_norm": False},
                 absent=_LLAMA_ABSENT | {"num_key_value_heads": 8, "sliding_window": 4096},
                 neutral=_LLAMA_NEUTRAL | {"sliding_window": (None,)},
+                built=frozenset({"sliding_window"}),
             ),
         },
     ),
@@ -535,25 +551,38 @@ FAMILIES: Mapping[Architecture, Family] = {
             ),
         },
     ),
-    Architecture.OLMO2: Family(
-        block="decod.model.olmo2:Olmo2Block",
-        ends="decod.model.llama:LlamaEnds",
-        block_prefix="model.layers.",
-        ends_prefix="model.",
-        embedding="model.embed_tokens.weight",
-        residual=(),  # The norms after both halves would undo another size.
-        has=_LLAMA_HAS,
-        block_shapes=_olmo2_block_shapes,
-        ends_shapes=_llama_ends_shapes,
-        kept_numbers=_olmo2_kept_numbers,
-        types={
-            "olmo2": HfType(
-                architecture="Olmo2ForCausalLM",
-                absent={"rms_norm_eps": 1e-5, "tie_word_embeddings": False},
-                neutral={"hidden_act": ("silu", "swish")} | _NO_BIAS,
-                written=_LLAMA_WRITTEN | {"attention_bias": False},
-            ),
-        },
-    ),
 }
-"""All families. Peers choose one by name."""
+"""decod's own families. Peers choose one by name."""
+
+
+@lru_cache(maxsize=16)
+def _built_family(model: ModelConfig) -> Family:
+    """Return the family of one model that transformers builds."""
+    # Only transformers knows it. That is more than a settings object may ask for.
+    layout: ModelLayout = resolve_name("decod.model.layouts:layout_of")(model.config)
+    if layout.config != model.config:
+        raise uncanonical(model.config)
+    for name, value in layout.sizes.items():
+        if getattr(model, name) != value:
+            raise _refuse(name, getattr(model, name), f"model.config says {value}", "correct it")
+    return Family(
+        stage="decod.model.cut:CutStage",
+        first_stage="decod.model.cut:CutFirstStage",
+        layout=layout,
+        block="",
+        ends="",
+        block_prefix=layout.block_prefix,
+        ends_prefix=layout.ends_prefix,
+        embedding=layout.embedding,
+        residual=(),
+        has={},
+        block_shapes=lambda _, index: dict(layout.blocks[index].shapes),
+        ends_shapes=lambda _: {
+            name: shape for name, shape in layout.ends.items() if name != "lm_head.weight"
+        },
+        kept_numbers=lambda model, index: (
+            layout.blocks[index].kept,
+            model.num_attention_heads,
+        ),
+        types={},
+    )

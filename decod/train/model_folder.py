@@ -62,6 +62,8 @@ def judge_folder(
     config = read_config(folder, dtype=dtype, trains=trains)
     find_weights(folder, config)
     unchecked = () if dataset is None else _compare_tokens(folder, dataset)
+    if code := sorted(path.name for path in folder.glob("*.py")):
+        unchecked += (f"not run: {code[0][:100]} in {folder}, since a model's code is never run",)
     return GivenModel(config, unchecked)
 
 

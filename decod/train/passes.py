@@ -231,6 +231,7 @@ class Passes:
         self._gradient = gradient
         self._source = tokens
         self._watch = watch
+        stage.share = config.own_rows.share
         self._codec = ActivationCodec(config, watch)
         self._whole_codec = ActivationCodec(config.whole, watch)
         self._held: dict[MicrobatchId, SavedPass] = {}

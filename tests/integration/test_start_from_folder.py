@@ -96,7 +96,7 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path, corpus: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "rope_scaling.rope_type is yarn"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.rope_type is dynamic"),
         ({"attention_dropout": 0.1}, "set attention_dropout to 0.0"),
         ({"max_position_embeddings": 64}, "model.max_position_embeddings = 64"),
     ],

@@ -128,6 +128,28 @@ _OLMO2 = _SIZES | {
     "transformers_version": "4.47.0.dev0",
     "use_cache": True,
 }
+_GEMMA2 = {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 8,
+}
+_QWEN3_MOE = {
+    "decoder_sparse_step": 1,
+    "head_dim": 16,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+}
+_GRANITE = {
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 12.0,
+    "logits_scaling": 8.0,
+    "residual_multiplier": 0.22,
+}
 _GPT2 = {
     "activation_function": "gelu_new",
     "architectures": ["GPT2LMHeadModel"],
@@ -182,6 +204,11 @@ def _qwen(name: str, base: dict[str, Any], **fields: Any) -> Published:
 
 def _gpt2(name: str, **fields: Any) -> Published:
     return Published(name, _GPT2 | fields, adds_bos=False)
+
+
+def _built(name: str, model_type: str, **fields: Any) -> Published:
+    """A model that transformers builds. Its other fields are Llama's."""
+    return Published(name, _LLAMA | {"model_type": model_type, "pad_token_id": 258} | fields)
 
 
 def _refused(name: str, field: str, base: dict[str, Any], **fields: Any) -> Published:
@@ -257,8 +284,29 @@ PUBLISHED = (
     _qwen("Qwen/Qwen3-32B", _QWEN3, hidden_size=80, max_window_layers=64),
     _llama("mistralai/Mistral-7B-v0.3", _MISTRAL, attention_dropout=0.0, sliding_window=None),
     _llama("mistralai/Mistral-7B-Instruct-v0.2", _MISTRAL, sliding_window=None),
+    _llama("mistralai/Mistral-7B-v0.1", _MISTRAL, sliding_window=8),
+    _llama("internlm/internlm-7b as llama", attention_bias=True),
+    _qwen(
+        "Qwen/Qwen2.5-7B-Instruct with YaRN",
+        _QWEN25,
+        rope_scaling={"factor": 4.0, "original_max_position_embeddings": 32, "type": "yarn"},
+    ),
+    _qwen(
+        "Qwen/Qwen2-57B with a window",
+        _QWEN2,
+        use_sliding_window=True,
+        max_window_layers=1,
+        sliding_window=8,
+    ),
     _qwen("allenai/OLMo-2-0425-1B", _OLMO2),
     _qwen("allenai/OLMo-2-1124-7B", _OLMO2, num_key_value_heads=2, torch_dtype="float32"),
+    _built("google/gemma-2-2b", "gemma2", **_GEMMA2),
+    _built("google/gemma-3-1b-pt", "gemma3_text", sliding_window=8, query_pre_attn_scalar=16),
+    _built("microsoft/Phi-3-mini-4k-instruct", "phi3", resid_pdrop=0.0, sliding_window=8),
+    _built("EleutherAI/pythia-160m", "gpt_neox", rotary_pct=0.25, hidden_act="gelu"),
+    _built("HuggingFaceTB/SmolLM3-3B", "smollm3", no_rope_layers=[1, 0]),
+    _built("Qwen/Qwen3-30B-A3B", "qwen3_moe", **_QWEN3_MOE),
+    _built("ibm-granite/granite-3.3-2b-base", "granite", **_GRANITE),
     _gpt2("openai-community/gpt2"),
     _gpt2("openai-community/gpt2-medium", n_layer=3, n_special=0, predict_special_tokens=True),
     _gpt2("openai-community/gpt2-large", n_embd=60, n_head=5),
@@ -273,20 +321,11 @@ PUBLISHED = (
         reorder_and_upcast_attn=True,
     ),
     _refused(
-        "Qwen/Qwen2.5-7B-Instruct with YaRN",
-        "rope_scaling.rope_type",
-        _QWEN25,
-        rope_scaling={"factor": 4.0, "original_max_position_embeddings": 32, "type": "yarn"},
-    ),
-    _refused(
         "Qwen/Qwen2.5-7B-Instruct-1M",
         "dual_chunk_attention_config",
         _QWEN25,
         dual_chunk_attention_config={"chunk_size": 64, "local_size": 8},
     ),
-    _refused("mistralai/Mistral-7B-v0.1", "sliding_window", _MISTRAL, sliding_window=4096),
-    _refused("Qwen/Qwen2-57B with a window", "use_sliding_window", _QWEN2, use_sliding_window=True),
-    _refused("internlm/internlm-7b as llama", "attention_bias", _LLAMA, attention_bias=True),
     _refused(
         "a Llama with dynamic NTK",
         "rope_scaling.rope_type",
@@ -311,19 +350,8 @@ PUBLISHED = (
         _LLAMA32,
         quantization={"bits": 4, "group_size": 64},
     ),
-    _foreign("mistralai/Mixtral-8x7B-v0.1", "mixtral"),
-    _foreign("google/gemma-2b", "gemma"),
-    _foreign("google/gemma-2-2b", "gemma2"),
-    _foreign("google/gemma-3-1b-pt", "gemma3_text"),
-    _foreign("microsoft/phi-2", "phi"),
-    _foreign("microsoft/Phi-3-mini-4k-instruct", "phi3"),
-    _foreign("EleutherAI/pythia-160m", "gpt_neox"),
     _foreign("facebook/opt-125m", "opt"),
-    _foreign("bigscience/bloom-560m", "bloom"),
     _foreign("tiiuae/falcon-7b", "falcon"),
-    _foreign("HuggingFaceTB/SmolLM3-3B", "smollm3"),
-    _foreign("Qwen/Qwen3-30B-A3B", "qwen3_moe"),
-    _foreign("ibm-granite/granite-3.3-2b-base", "granite"),
 )
 
 

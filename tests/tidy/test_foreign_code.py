@@ -31,6 +31,11 @@ ALLOWED = {
         "torch.distributed",
     ): "the script's own group; numbers alone",
     ("decod/optimizer/huggingface.py", "transformers"): "the script's own, which has a Trainer",
+    (
+        "decod/model/cut.py",
+        "transformers",
+    ): "its classes of known types, without weights; settings that fetch code are taken out",
+    ("scripts/architectures.py", "transformers"): "the names of its types",
     ("decod/worker/ranks/group.py", "torch.distributed"): "on loopback, own processes; numbers",
     ("decod/train/weight_shards.py", "torch.distributed"): "the same group; numbers",
     ("decod/data/engine.py", "multiprocessing"): "the command's own processes, over pipes to them",

@@ -140,7 +140,7 @@ class BaseSource:
 def _in_blob(path: Path, description: Description) -> InitialState:
     """Return a part that lies in a blob with this description. All of it is read and compared."""
     sources = {
-        entry.name: TensorSource(path, DTYPE_NAMES[entry.dtype], entry.offset, entry.sha256)
+        entry.name: (TensorSource(path, DTYPE_NAMES[entry.dtype], entry.offset, entry.sha256),)
         for entry in description.entries
     }
     tensors = {entry.name: (entry.dtype, entry.shape) for entry in description.entries}

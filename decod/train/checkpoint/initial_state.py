@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decod.errors import CheckpointError
-from decod.model.weights import DTYPE_NAMES, find_weights, is_finite
+from decod.model.weights import DTYPE_NAMES, Stored, find_weights, is_finite
 from decod.run.model_config import ModelConfig
 from decod.texts import why_of
 from decod.train.checkpoint.description import (
@@ -57,6 +57,10 @@ class TensorSource:
     """Offset in the file, in bytes."""
     sha256: str = ""
     """Hash that its bytes must have; empty if it is not known."""
+    first: int = 0
+    """Its first element's place in the tensor, which may be read in several parts."""
+    num_elements: int = 1 << 62
+    """Of the part."""
 
 
 class InitialState:
@@ -73,7 +77,10 @@ class InitialState:
     """
 
     def __init__(
-        self, tensors: Tensors, sources: dict[str, TensorSource], known: ChunkHashes | None = None
+        self,
+        tensors: Tensors,
+        sources: Mapping[str, tuple[TensorSource, ...]],
+        known: ChunkHashes | None = None,
     ) -> None:
         sized = (_entry(name, dtype, shape) for name, (dtype, shape) in tensors.items())
         entries = placed(sized)
@@ -87,12 +94,12 @@ class InitialState:
         known = known or {}
         for entry in entries:
             if entry.name in known:
-                described.append(entry_json(entry) | {"sha256": sources[entry.name].sha256})
+                described.append(entry_json(entry) | {"sha256": sources[entry.name][0].sha256})
                 digests += known[entry.name]
                 continue
             whole, chunks = hash_tensor(self._read(offset) for offset, _ in cut(entry))
-            if sources[entry.name].sha256 not in ("", whole):
-                raise _unreadable(sources[entry.name].path, f"{entry.name[:100]} was altered")
+            if (source := sources[entry.name][0]).sha256 not in ("", whole):
+                raise _unreadable(source.path, f"{entry.name[:100]} was altered")
             described.append(entry_json(entry) | {"sha256": whole})
             digests += chunks
         text = description_text(described, "".join(digests))
@@ -107,15 +114,24 @@ class InitialState:
         """
         piece = self._read(offset)
         if hashlib.sha256(piece).hexdigest() != self._hashes[offset]:
-            raise _unreadable(self._sources[offset][1].path, "it was altered")
+            raise _unreadable(self._sources[offset][1][0].path, "it was altered")
         return piece
 
     def _read(self, offset: int) -> bytes:
-        entry, source, inside, size_bytes = self._sources[offset]
+        entry, sources, inside, size_bytes = self._sources[offset]
         here_bytes = DTYPE_BYTES[entry.dtype]
+        begin, end = inside // here_bytes, (inside + size_bytes) // here_bytes
+        return b"".join(
+            self._read_part(entry, each, max(begin, each.first) - each.first, last - each.first)
+            for each in sources
+            if each.first < (last := min(end, each.first + each.num_elements)) and last > begin
+        )
+
+    def _read_part(self, entry: TensorEntry, source: TensorSource, begin: int, end: int) -> bytes:
+        """Return some elements of a part, as the entry has them."""
         there_bytes = _element_bytes(source.dtype)
-        start = source.start + inside // here_bytes * there_bytes
-        wanted_bytes = size_bytes // here_bytes * there_bytes
+        start = source.start + begin * there_bytes
+        wanted_bytes = (end - begin) * there_bytes
         with _refusals_told(source.path), opened(source.path, follow_links=True) as file:
             piece = file.read(start, wanted_bytes)
         if len(piece) != wanted_bytes:
@@ -147,7 +163,7 @@ def from_checkpoint(
         entry = tensor.entry
         if tensors.get(name) == (entry.dtype, entry.shape):
             kind = DTYPE_NAMES[entry.dtype]
-            sources[name] = TensorSource(tensor.path, kind, tensor.start, entry.sha256)
+            sources[name] = (TensorSource(tensor.path, kind, tensor.start, entry.sha256),)
     if missing := [name for name in tensors if name not in sources]:
         raise _unreadable(checkpoint.folder, f"{missing[0]} is missing")
     return InitialState(tensors, sources, known)
@@ -160,9 +176,18 @@ def from_folder(folder: Path, model: ModelConfig, tensors: Tensors) -> InitialSt
         CheckpointError: As `InitialState`.
         DataError: A file is missing, damaged or pickled, or holds another model's weights.
     """
-    places = find_weights(folder, model).places.items()
-    sources = {name: TensorSource(place.path, place.dtype, place.start) for name, place in places}
-    return InitialState(tensors, sources)
+    places = find_weights(folder, model).places
+    return InitialState(tensors, {name: _sources_of(places[name]) for name in tensors})
+
+
+def _sources_of(places: Sequence[Stored]) -> tuple[TensorSource, ...]:
+    found = list[TensorSource]()
+    first = 0
+    for place in places:
+        num = math.prod(place.shape)
+        found.append(TensorSource(place.path, place.dtype, place.start, "", first, num))
+        first += num
+    return tuple(found)
 
 
 def converted(piece: bytes, stored: str, wanted: str) -> bytes:

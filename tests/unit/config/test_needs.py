@@ -11,7 +11,14 @@ from decod.config.needs import stage_needs
 from decod.config.presets import MODEL_PRESETS
 from decod.config.schema import plans_of
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.run.model_config import (
+    FAMILIES,
+    Architecture,
+    ModelConfig,
+    ModelDtype,
+    StagesConfig,
+    stage_blocks,
+)
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     BatchConfig,
@@ -64,7 +71,7 @@ def repeated_bytes(run: RunConfig, stage: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "dtype", "stage"), [*itertools.product(Architecture, ModelDtype, (0, 1))]
+    ("architecture", "dtype", "stage"), [*itertools.product(FAMILIES, ModelDtype, (0, 1))]
 )
 @pytest.mark.parametrize("name", OptimizerName)
 def test_the_estimate_is_what_torch_allocates(
@@ -126,22 +133,10 @@ def test_devices_divide_microbatches_and_not_the_stage(stage: int) -> None:
     assert three == two, "a device has one sequence at least"
 
 
-# Source: allenai/OLMo-2-0425-1B.
-OLMO2_1B = ModelConfig(
-    model_type=Architecture.OLMO2,
-    dtype=ModelDtype.BFLOAT16,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-)
-REAL_SHAPES = {name: preset.model for name, preset in MODEL_PRESETS.items()} | {"olmo2": OLMO2_1B}
-
-
-@pytest.mark.parametrize("name", REAL_SHAPES)
+@pytest.mark.parametrize("name", MODEL_PRESETS)
 def test_what_a_block_keeps_is_right_for_real_shapes(name: str) -> None:
     """With one block, and fewer tokens. Widths and heads are those of the model."""
-    model = replace(REAL_SHAPES[name], num_hidden_layers=1, vocab_size=257)
+    model = replace(MODEL_PRESETS[name].model, num_hidden_layers=1, vocab_size=257)
     batch = BatchConfig(sequence_length=64, microbatch_size=2)
     run = RunConfig(model=model, batch=batch, stages=StagesConfig(num_relay_stages=1))
     stage = empty_stage(model, run.stages, 1)

@@ -171,11 +171,11 @@ def test_an_integer_may_stand_for_a_float(tmp_path: Path) -> None:
         ("[[model]]\nhidden_size = 3\n", ["run.toml:1: model is", "a table of keys"]),
         (
             '[model]\nmodel_type = "lama"\n',
-            ["run.toml:2: model.model_type", "'gpt2' or 'olmo2'"],
+            ["run.toml:2: model.model_type", "'gpt2' or 'transformers'"],
         ),
         (
             "[model]\nmodel_type = 1\n",
-            ["run.toml:2: model.model_type", "'gpt2' or 'olmo2'"],
+            ["run.toml:2: model.model_type", "'gpt2' or 'transformers'"],
         ),
         ("[model]\n\n\nhidden_size = 130\n", ["E-CFG-006 run.toml:4: model.hidden_size is 130"]),
         (

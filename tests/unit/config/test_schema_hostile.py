@@ -77,6 +77,8 @@ def test_a_manifest_holds_numbers_flags_and_words() -> None:
 def test_no_text_of_a_manifest_is_free(path: str) -> None:
     """A new text must be one of a few, or it could become a path, a command or an escape."""
     for text in TEXTS:
+        if text == LEAVES[path]:
+            continue
         with pytest.raises(MalformedMessageError, match="bad manifest"):
             Manifest.from_json(changed(manifest(), path, text))
 

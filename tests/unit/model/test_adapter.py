@@ -23,6 +23,7 @@ from decod.run.adapter_config import AdapterConfig, BaseFormat
 from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
 from decod.train.model_folder import judge_folder
+from tests.support.architectures import small_model
 from tests.support.oracle import load_transformers
 from tests.support.peft_reference import load_peft
 from tests.unit.train.test_executor_adapter import LORA, folder_of, pipeline_of, run_of
@@ -46,9 +47,12 @@ def write_adapter(path: Path, model: ModelConfig, adapter: AdapterConfig) -> dic
     return weights
 
 
-@pytest.mark.parametrize("kind", ["llama tied, grouped", "qwen2", "qwen3", "olmo2", "gpt2"])
+@pytest.mark.parametrize(
+    "kind", ["llama tied, grouped", "qwen2", "qwen3", "gpt2", "gemma2", "qwen3_moe"]
+)
 def test_peft_computes_with_an_export_what_the_stages_compute(tmp_path: Path, kind: str) -> None:
-    model = replace(MODELS[kind], dtype=ModelDtype.FLOAT32)
+    own = MODELS.get(kind)
+    model = small_model(kind) if own is None else replace(own, dtype=ModelDtype.FLOAT32)
     base = folder_of(tmp_path / "base", model)
     weights = write_adapter(tmp_path / "adapter", model, LORA)
     whole = load_transformers(base)

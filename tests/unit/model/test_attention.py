@@ -40,7 +40,7 @@ def test_grouped_heads_read_what_the_formula_says(num_key_heads: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("architecture", Architecture)
+@pytest.mark.parametrize("architecture", FAMILIES)
 def test_sequences_of_8k_take_memory_that_grows_with_their_length(
     architecture: Architecture,
 ) -> None:

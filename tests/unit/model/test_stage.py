@@ -30,7 +30,6 @@ MODELS = {
     "llama tied": ModelConfig(**SMALL, tie_word_embeddings=True, norm_eps=1e-6),
     "qwen2": ModelConfig(**SMALL, attention_bias=True, num_key_value_heads=2),
     "gpt2": ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True),
-    "olmo2": ModelConfig(**SMALL, model_type=Architecture.OLMO2, num_key_value_heads=2),
     "gpt2 untied": ModelConfig(**SMALL, model_type=Architecture.GPT2),
 }
 TOKENS = torch.from_numpy(np.random.default_rng(0).integers(0, 40, (2, 30)))
@@ -86,7 +85,6 @@ def their_models() -> dict[str, Any]:
         "mistral": lambda: transformers.MistralForCausalLM(
             transformers.MistralConfig(**shape, sliding_window=None)
         ),
-        "olmo2": lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**shape)),
         "gpt2": lambda: transformers.GPT2LMHeadModel(
             transformers.GPT2Config(
                 vocab_size=40,

@@ -158,10 +158,9 @@ def test_missing_shards_are_named_before_any_is_read(tmp_path: Path) -> None:
         ("head_dim", 8, r"self_attn.k_norm.weight is \(16,\), not \(8,\)"),
         ("num_hidden_layers", 4, r"model.layers.3.input_layernorm.weight is missing"),
         ("num_hidden_layers", 2, r"model.layers.2.input_layernorm.weight is unknown"),
-        ("attention_bias", True, "attention_bias is True"),
-        ("use_sliding_window", True, "use_sliding_window is True"),
+        ("attention_bias", True, r"model.layers.0.self_attn.k_proj.bias is missing"),
         ("attn_logit_softcapping", 30.0, "attn_logit_softcapping is 30.0"),
-        ("model_type", "qwen3_moe", "model_type is qwen3_moe"),
+        ("model_type", "mamba", "model_type is mamba"),
     ],
 )
 def test_a_config_that_is_not_of_these_weights_is_refused(

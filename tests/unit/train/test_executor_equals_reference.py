@@ -43,7 +43,6 @@ MODELS = {
     "llama tied, grouped": ModelConfig(**SMALL, tie_word_embeddings=True, num_key_value_heads=2),
     "qwen2": ModelConfig(**SMALL, attention_bias=True, num_key_value_heads=1),
     "qwen3": ModelConfig(**SMALL, qk_norm=True, head_dim=6, num_key_value_heads=2),
-    "olmo2": ModelConfig(**SMALL, model_type=Architecture.OLMO2, num_key_value_heads=2),
     "gpt2": ModelConfig(**SMALL, model_type=Architecture.GPT2),
     "gpt2 tied": ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True),
 }

@@ -1,0 +1,103 @@
+"""The finding of a model's layout, in another process.
+
+Only transformers knows the names and shapes of the parameters of a model that it builds. It needs
+torch, which takes a node more memory than all else. So another process finds the layout, once for
+each configuration (`decod.model.cut`).
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from decod.errors import ConfigError
+from decod.run.model_layout import SIZES, BlockLayout, ModelLayout, installed_version, unusable
+
+_FINDING_S = 300.0
+"""Most seconds that the other process has. Most take five."""
+
+_found: dict[str, ModelLayout] = {}
+_FOUND_MAX = 16
+
+
+def layout_of(config: str) -> ModelLayout:
+    """Return the layout of a model. It takes some seconds, once in each process.
+
+    Args:
+        config: The model's `config.json`.
+
+    Raises:
+        ConfigError: transformers is not installed, or not as the run's; or the model can't be cut.
+    """
+    if config in _found:
+        return _found[config]
+    _require_version(config)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "decod.model.cut"],
+            input=config,
+            capture_output=True,
+            text=True,
+            timeout=_FINDING_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise unusable(_type_of(config), f"its layout can't be found: {error}") from error
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise unusable(_type_of(config), lines[-1])
+    layout = _parsed(json.loads(done.stdout))
+    if len(_found) > _FOUND_MAX:
+        _found.clear()
+    _found[config] = _found[layout.config] = layout
+    return layout
+
+
+def _type_of(config: str) -> str:
+    return str(json.loads(config).get("model_type"))
+
+
+def _require_version(config: str) -> None:
+    """Check that this host computes as the run's organiser does."""
+    here = installed_version()
+    try:
+        fields = json.loads(config)
+        run = str(fields.get("transformers_version") or here)
+    except (ValueError, AttributeError, RecursionError):
+        raise unusable("unknown", "its configuration is no JSON object") from None
+    if run != here:
+        told = ascii(run)[1:-1][:20]
+        raise ConfigError(
+            f"this model is built by transformers {told}, and {here} is installed",
+            why="all hosts of a run must compute the same",
+            fix=f"pip install 'transformers=={told}.*'",
+        )
+
+
+def _shapes(values: Mapping[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in values.items()}
+
+
+def _stored(values: Mapping[str, list[Any]]) -> dict[str, tuple[tuple[str, tuple[int, ...]], ...]]:
+    return {n: tuple((key, tuple(shape)) for key, shape in found) for n, found in values.items()}
+
+
+def _parsed(values: dict[str, Any]) -> ModelLayout:
+    kinds = [
+        BlockLayout(
+            _shapes(kind["shapes"]), tuple(kind["linears"]), _stored(kind["stored"]), kind["kept"]
+        )
+        for kind in values["blocks"]
+    ]
+    return ModelLayout(
+        config=values["config"],
+        sizes={name: values[name] for name in SIZES},
+        block_prefix=values["block_prefix"],
+        ends_prefix=values["ends_prefix"],
+        embedding=values["embedding"],
+        ends=_shapes(values["ends"]),
+        stored=_stored(values["stored"]),
+        blocks=tuple(kinds[kind] for kind in values["kinds"]),
+        num_active=values["num_active"],
+    )
