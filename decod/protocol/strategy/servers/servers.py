@@ -238,11 +238,9 @@ class Servers:
         return earliest(frontal_s, backward_s, self.copy.deadline_s)
 
     def _overdue(self, now_s: float) -> None:
-        if self.frontal is not None:
-            self.frontal.overdue(now_s)
-        if self.backward is not None:
-            self.backward.overdue(now_s)
-        self.copy.overdue(now_s)
+        for part in (self.frontal, self.backward, self.copy):
+            if part is not None:
+                part.overdue(now_s)
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -493,8 +491,7 @@ class Servers:
 
     def _undelivered(self, event: SendFailed) -> None:
         """A message or tensor did not arrive."""
-        message = event.message
-        match message:
+        match message := event.message:
             case StageActivation(leg=Leg.TASK) if self.frontal is not None:
                 self.frontal.undelivered(event.to, message.microbatch)
             case StageGradient(leg=Leg.TASK) if self.backward is not None:
