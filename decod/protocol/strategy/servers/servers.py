@@ -453,7 +453,11 @@ class Servers:
             take = self.home.activation if forward else self.home.gradient
             take(microbatch, tensor)
         elif self.worker is not None and leg is Leg.TASK:
-            if isinstance(message, StageGradient):
+            context = self._context
+            elsewhere = context.view.by_id[sender].stage_index != context.member.stage_index
+            if elsewhere or message.path_version < context.opening.view.version:
+                context.tensors.release(tensor)  # It is for an earlier life of this node.
+            elif isinstance(message, StageGradient):
                 self.worker.gradient(message, tensor)
             else:
                 self.worker.activation(microbatch, tensor)
