@@ -326,6 +326,12 @@ class FrontalServer:
         self.workers.returned(microbatch)
         self._kept.keep(Kind.RETURN, microbatch, tensor)
         self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, tensor)
+        if entry.maker is not None:
+            # If a backward server was lost, it was to send its output again. Who had the gradient
+            # by then does not.
+            entry.due_s = None
+            if entry.lost:
+                self.missing(microbatch)
 
     def _return_again(self, microbatch: MicrobatchId) -> None:
         gradient = self._kept.get(Kind.RETURN, microbatch)
