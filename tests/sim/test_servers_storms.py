@@ -52,6 +52,8 @@ def test_the_seed_of_a_storm_over_servers_replays_it(capsys: pytest.CaptureFixtu
         pytest.param(1110, id="a gradient comes later than word that the batch is home"),
         pytest.param(20294, id="a client that works on has lost all servers of its stage"),
         pytest.param(161881, id="a mend is lost, and the question for it, too"),
+        pytest.param(179597045293175, id="a task reaches a later life, at another stage"),
+        pytest.param(179597045293788, id="an output is awaited from who has the gradient"),
     ],
 )
 def test_what_once_went_wrong_goes_well(seed: int) -> None:

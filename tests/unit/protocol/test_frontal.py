@@ -1,5 +1,7 @@
 """A frontal server: its pool, its workers, and the gradients that come back."""
 
+import pytest
+
 from decod.ids import MicrobatchId, NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.messages.scopes import Message
@@ -141,6 +143,24 @@ def test_an_output_whose_activation_is_lost_too_is_made_again_when_that_comes() 
     bench.server.mend(bench.lose("b1a"))
     assert bench.state() is InputState.WAITING
     assert (B1B, Given(ITERATION, 2, M, C1B)) in sent(bench.come())
+
+
+@pytest.mark.parametrize("missed_first", [True, False])
+def test_an_output_is_not_awaited_from_who_has_done_the_backward_pass(
+    *, missed_first: bool
+) -> None:
+    """It had the gradient when the backward server was lost, and so sends no output again."""
+    bench = FrontalBench(C1A, C1B)
+    bench.come()
+    bench.taken()
+    bench.server.mend(bench.lose("b1a"))
+    if missed_first:
+        assert sent(bench.server.missing(M)) == []
+        effects = bench.give_back()
+    else:
+        bench.give_back()
+        effects = bench.server.missing(M)
+    assert sent(effects)[-2:] == given(M, C1B, to=B1B, version=2)
 
 
 def test_a_gradient_that_is_needed_again_and_was_not_kept_has_the_iteration_repeated() -> None:

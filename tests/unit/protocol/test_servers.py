@@ -8,7 +8,7 @@ from decod.ids import AveragingId, Iteration, NodeId
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.era import Origin, Source
 from decod.protocol.core.events import Fault, JobFinished, SendFailed
-from decod.protocol.core.jobs import Inspect, Nothing, StepAhead
+from decod.protocol.core.jobs import Forward, Inspect, Nothing, StepAhead
 from decod.protocol.core.messages.decision_messages import Open, Outcome
 from decod.protocol.core.messages.routing_messages import LinkProbe
 from decod.protocol.core.messages.scopes import Message
@@ -37,6 +37,7 @@ from tests.unit.protocol.cast import (
     C1B,
     D0,
     F1A,
+    F2A,
     ITERATION,
     Heard,
     context_of,
@@ -45,6 +46,7 @@ from tests.unit.protocol.cast import (
     mb,
     notes_of,
     received,
+    reopen,
     sent,
     settle,
     tensor,
@@ -160,6 +162,18 @@ def test_what_concerns_servers_alone_is_let_go_of_by_others() -> None:
     assert client.hear(Given(*ONE, C1B)) == data.hear(Given(*ONE, C1B)) == []
     assert freed(client.hear(activation(M, Leg.RESULT))) == [1]
     assert server().hear(LinkProbe()) == []
+
+
+def test_what_was_given_to_an_earlier_life_of_a_client_is_let_go_of() -> None:
+    """It may be of another stage than the client's now, whose server has not heard of that yet."""
+    node = Node(C1A, Role.CLIENT)
+    node.context.adopt(stage(version=3))
+    reopen(node.context, view=node.context.view)
+    node.open()
+    assert freed(node.hear(gradient(M, Leg.TASK, version=2, attempt=1))) == [1]
+    assert freed(node.hear(activation(M, Leg.TASK, version=2))) == [2]
+    assert freed(node.hear(activation(M, Leg.TASK, version=3), F2A)) == [3]
+    assert jobs_of(node.hear(activation(M, Leg.TASK, version=3))) == [Forward(M)]
 
 
 def test_what_did_not_reach_a_worker_is_told_to_who_gave_it() -> None:

@@ -98,8 +98,7 @@ class BackwardServer:
         """Forget the iteration."""
         early = [(m, *each) for m, o in self.outputs.items() for each in o.early.items()]
         # Of lost servers, the word that a worker was given something may not have come.
-        lost = self._bereft(Duty.FRONTAL) or self._bereft(Duty.BACKWARD)
-        if not lost:
+        if not (self._bereft(Duty.FRONTAL) or self._bereft(Duty.BACKWARD)):
             self._out.put(*(unasked(worker, m) for m, worker, _ in early))
         self.inspection.reset()
         self._kept.clear()
@@ -393,8 +392,7 @@ class BackwardServer:
         if sender not in self._unheard:
             return
         for microbatch in message.made:
-            output = self._output(microbatch)
-            output.given_to.add(sender)
+            self._output(microbatch).given_to.add(sender)
         for microbatch in (*message.folding, *message.folded):
             output = self._output(microbatch)
             output.worker = output.maker = sender

@@ -99,9 +99,8 @@ class FrontalServer:
         """Begin an iteration. `reset` has come before."""
         self._placement = placement
         view = self._context.view
-        links = self._context.links
         members = (*view.roster(self._stage), *view.clients[self._stage])
-        pass_s = 2 * links.compute_s
+        pass_s = 2 * self._context.links.compute_s
         self.workers.expect((m.node_id for m in members if m.capacity), pass_s)
         self.deadline_s = self._context.now_s + min(_SOON_MAX_S, pass_s)
 
@@ -136,10 +135,9 @@ class FrontalServer:
             self._fail(microbatch, "there is no room to keep an activation")
         else:
             entry.here = True
-            asked_by = entry.asked_by
-            entry.asked_by = set()
-            for worker in sorted(asked_by):
+            for worker in sorted(entry.asked_by):
                 self.fetched(worker, microbatch)
+            entry.asked_by.clear()
             if entry.state is InputState.WAITING:
                 self._pool[microbatch] = None
         self._context.tensors.release(tensor)
@@ -328,6 +326,12 @@ class FrontalServer:
         self.workers.returned(microbatch)
         self._kept.keep(Kind.RETURN, microbatch, tensor)
         self._courier.gradient(self._before(microbatch), microbatch, Leg.ONWARD, tensor)
+        if entry.maker is not None:
+            # If a backward server was lost, it was to send its output again. Who had the gradient
+            # by then does not.
+            entry.due_s = None
+            if entry.lost:
+                self.missing(microbatch)
 
     def _return_again(self, microbatch: MicrobatchId) -> None:
         gradient = self._kept.get(Kind.RETURN, microbatch)

@@ -238,11 +238,9 @@ class Servers:
         return earliest(frontal_s, backward_s, self.copy.deadline_s)
 
     def _overdue(self, now_s: float) -> None:
-        if self.frontal is not None:
-            self.frontal.overdue(now_s)
-        if self.backward is not None:
-            self.backward.overdue(now_s)
-        self.copy.overdue(now_s)
+        for part in (self.frontal, self.backward, self.copy):
+            if part is not None:
+                part.overdue(now_s)
 
     # --- iterations -------------------------------------------------------------------------------
 
@@ -455,7 +453,11 @@ class Servers:
             take = self.home.activation if forward else self.home.gradient
             take(microbatch, tensor)
         elif self.worker is not None and leg is Leg.TASK:
-            if isinstance(message, StageGradient):
+            context = self._context
+            elsewhere = context.view.by_id[sender].stage_index != context.member.stage_index
+            if elsewhere or message.path_version < context.opening.view.version:
+                context.tensors.release(tensor)  # It is for an earlier life of this node.
+            elif isinstance(message, StageGradient):
                 self.worker.gradient(message, tensor)
             else:
                 self.worker.activation(microbatch, tensor)
@@ -493,8 +495,7 @@ class Servers:
 
     def _undelivered(self, event: SendFailed) -> None:
         """A message or tensor did not arrive."""
-        message = event.message
-        match message:
+        match message := event.message:
             case StageActivation(leg=Leg.TASK) if self.frontal is not None:
                 self.frontal.undelivered(event.to, message.microbatch)
             case StageGradient(leg=Leg.TASK) if self.backward is not None:

@@ -147,9 +147,8 @@ class Worker:
 
     def _offer(self, *, idle: bool) -> None:
         context = self._context
-        stage = context.member.stage_index
         capacity = context.member.capacity
-        roster = context.view.roster(stage)
+        roster = context.view.roster(context.member.stage_index)
         num = max(1, len(servers_of(roster, Duty.FRONTAL)))
         window = -(-(capacity + _AHEAD) // num)
         pass_s = 2 * context.links.compute_s
