@@ -143,8 +143,6 @@ def test_the_base_is_read_inside_and_beside() -> None:
     ("value", "named"),
     [
         ({"rope_type": "dynamic", "factor": 2.0}, "rope_type is dynamic"),
-        ({"type": "yarn", "factor": 2.0}, "rope_type is yarn"),
-        ({"rope_type": "longrope", "short_factor": [1.0]}, "rope_type is longrope"),
         ({"rope_type": "su"}, "rope_type is su"),
         ({"rope_type": ["linear"]}, "rope_type is"),
         ({"rope_type": "linear", "type": "dynamic", "factor": 2.0}, "rope_type is linear"),
