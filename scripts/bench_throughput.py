@@ -1,5 +1,7 @@
 """Measures training throughput side by side: decod, torch's pipeline, one process.
 
+`decod-transformers` is decod with the same blocks as transformers builds them.
+
     python scripts/bench_throughput.py
     python scripts/bench_throughput.py --rounds 1 --subjects decod --json result.json
 
@@ -24,10 +26,11 @@ from pathlib import Path
 from bench.child import BenchError, stop_all_at_exit
 from bench.job import Job, write_job
 from bench.report import LOSS_DIFFERENCE_MAX, as_json, as_text, best_results, loss_difference
-from bench.subject import Decod, OneProcess, Pipeline, Plan, Sample, Subject, measure
+from bench.subject import Decod, DecodBuilt, OneProcess, Pipeline, Plan, Sample, Subject, measure
 
 SUBJECTS: dict[str, Subject] = {
     "decod": Decod(),
+    "decod-transformers": DecodBuilt(),
     "pipeline": Pipeline(),
     "one-process": OneProcess(),
 }
@@ -125,7 +128,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--iterations", type=_positive, default=5, help="measured in each launch (default: 5)")
     add("--warmup", type=_positive, default=3, help="iterations before these (default: 3)")
     add("--threads", type=_positive, nargs="+", default=[1, 2], help="settings (default: 1 2)")
-    add("--subjects", nargs="+", choices=SUBJECTS, default=list(SUBJECTS), help="(default: all)")
+    add("--subjects", nargs="+", choices=SUBJECTS, default=["decod", "pipeline", "one-process"])
     add("--time-max-s", type=float, default=900.0, help="start nothing that ends later than this")
     add("--json", type=Path, metavar="FILE", help="also write everything to FILE; - for stdout")
     add("--keep", type=Path, metavar="DIR", help="keep logs and state in this new folder")

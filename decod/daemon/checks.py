@@ -18,7 +18,6 @@ from decod.data.dataset import Dataset
 from decod.errors import ConfigError
 from decod.model.hf import require_same
 from decod.model.weights import check_weights
-from decod.run.model_config import Architecture
 from decod.run.run_config import RunConfig
 from decod.train.checkpoint.base import UNKNOWN_HASH, base_hashes
 from decod.train.model_folder import judge_folder
@@ -40,8 +39,7 @@ def chosen_model(run: RunConfig, init_dir: Path | None, base_dir: Path | None) -
     Raises:
         ConfigError: The run can't use the folder that is given, or lacks one (E-CFG-110).
     """
-    has_own_weights = run.model.model_type is not Architecture.TRANSFORMERS
-    if run.trains_all and base_dir is None and (has_own_weights or init_dir is not None):
+    if run.trains_all and base_dir is None and (init_dir is not None or not run.model.is_built):
         return init_dir
     if run.trains_all and base_dir is None:
         what = "the model is built by transformers, and there are no weights to begin with"
@@ -88,7 +86,13 @@ def manifest_of(
     weights, carried = "seed", NOTHING
     base = UNKNOWN_HASH * run.num_base_parts
     if init_dir is not None:
-        given = judge_folder(init_dir, dataset=dataset, dtype=run.model.dtype, trains=True)
+        given = judge_folder(
+            init_dir,
+            dataset=dataset,
+            dtype=run.model.dtype,
+            trains=True,
+            built=run.model.is_built,
+        )
         require_same(run.model, given.config, init_dir / "config.json")
         if run.trains_all:
             weights = check_weights(init_dir, run.model)

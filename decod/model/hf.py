@@ -332,7 +332,7 @@ def config_to_hf(model: ModelConfig) -> dict[str, Any]:
 
 
 def config_from_hf(
-    fields: Fields, *, dtype: ModelDtype | None = None, trains: bool = True
+    fields: Fields, *, dtype: ModelDtype | None = None, trains: bool = True, built: bool = False
 ) -> ModelConfig:
     """Return the configuration that a `config.json` describes.
 
@@ -340,6 +340,7 @@ def config_from_hf(
         fields: The parsed file.
         dtype: The dtype to compute in. None: the file's own, or float32 for float16.
         trains: Whether the model is to be trained. If not, dropout does not matter.
+        built: Whether transformers is to build it even if decod has such models itself.
 
     Raises:
         DataError: A field is missing, of another type, out of range, or asks for a feature that
@@ -347,6 +348,8 @@ def config_from_hf(
     """
     try:
         try:
+            if built:
+                return built_model(fields, dtype=dtype, trains=trains)
             known = checked(fields, trains=trains)
             return _model_of(known, _dtype(known) if dtype is None else dtype)
         except _NotOwnError as error:

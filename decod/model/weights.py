@@ -85,7 +85,7 @@ def header_bytes(tensors: Iterable[DescribedTensor]) -> bytes:
 
 
 def read_config(
-    folder: Path, *, dtype: ModelDtype | None = None, trains: bool = True
+    folder: Path, *, dtype: ModelDtype | None = None, trains: bool = True, built: bool = False
 ) -> ModelConfig:
     """Return the configuration of a model folder.
 
@@ -93,6 +93,7 @@ def read_config(
         folder: The folder.
         dtype: As for `config_from_hf`.
         trains: As for `config_from_hf`.
+        built: As for `config_from_hf`.
 
     Raises:
         DataError: There is no readable `config.json`, or decod cannot compute its model exactly.
@@ -101,7 +102,7 @@ def read_config(
     fields = read_json(path)
     if "model_type" not in fields and find_damage(read_beginning(path, BEGINNING_BYTES)):
         raise unreadable(path, "it describes no model")
-    return config_from_hf(fields, dtype=dtype, trains=trains)
+    return config_from_hf(fields, dtype=dtype, trains=trains, built=built)
 
 
 def training_dtype(folder: Path) -> ModelDtype:

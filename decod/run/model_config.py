@@ -147,9 +147,14 @@ class ModelConfig:
         Raises:
             ConfigError: transformers can't build the model on this host, or as the sizes say.
         """
-        if self.model_type is Architecture.TRANSFORMERS:
+        if self.is_built:
             return _built_family(self)
         return FAMILIES[self.model_type]
+
+    @property
+    def is_built(self) -> bool:
+        """Whether transformers builds it."""
+        return self.model_type is Architecture.TRANSFORMERS
 
     @property
     def head_width(self) -> int:
@@ -190,7 +195,7 @@ class ModelConfig:
                 f"it must divide the {self.num_attention_heads} query heads",
                 "give a divisor of model.num_attention_heads",
             )
-        if self.model_type is Architecture.TRANSFORMERS:
+        if self.is_built:
             require_canonical(self.config)
         else:
             _check_family(self)

@@ -37,6 +37,7 @@ def judge_folder(
     dataset: Dataset | None = None,
     dtype: ModelDtype | None = None,
     trains: bool = False,
+    built: bool = False,
     base: Path | None = None,
 ) -> GivenModel:
     """Judge a folder: what it is, its dtype, its weights and its tokenizer.
@@ -46,6 +47,7 @@ def judge_folder(
         dataset: Data that the model is to read; None if it reads none.
         dtype: The dtype to compute in. None: the folder's, or float32 if decod does not have that.
         trains: Whether the model is to be trained. Dropout matters only then.
+        built: As for `config_from_hf`.
         base: The model that an adapter in the folder changes. None: the one that its settings name.
 
     Raises:
@@ -59,7 +61,7 @@ def judge_folder(
         read_adapter(folder, given.config)
         return given
     require_folder(folder)
-    config = read_config(folder, dtype=dtype, trains=trains)
+    config = read_config(folder, dtype=dtype, trains=trains, built=built)
     find_weights(folder, config)
     unchecked = () if dataset is None else _compare_tokens(folder, dataset)
     if code := sorted(path.name for path in folder.glob("*.py")):

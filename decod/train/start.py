@@ -300,7 +300,8 @@ def initial_weights(
                 target_N[start : start + len(values_N)].copy_(values_N)
                 start += len(values_N)
         return weights_P
-    require_same(model, read_config(folder, dtype=model.dtype), folder / "config.json")
+    given = read_config(folder, dtype=model.dtype, built=model.is_built)
+    require_same(model, given, folder / "config.json")
     fill_weights(folder, model, targets)
     require_finite(weights_P, f"the model in {folder}")
     return weights_P

@@ -1,4 +1,4 @@
-"""The three subjects of the throughput measurement, and the measurement of one launch.
+"""The subjects of the throughput measurement, and the measurement of one launch.
 
 All are measured alike. The subject's processes run the job, and one of them prints a line an
 iteration. This process records the instants at which the lines arrive. The first iterations are a
@@ -9,8 +9,8 @@ import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,13 @@ import psutil
 from typing_extensions import override
 
 from bench.child import Child
-from bench.job import NUM_PIPELINE_STAGES, NUM_RELAY_STAGES, Job
+from bench.job import NUM_PIPELINE_STAGES, NUM_RELAY_STAGES, Job, write_run
 from decod.daemon.control import ask
 from decod.errors import DecodError
+from decod.model.hf import built_model, config_to_hf
+from decod.model.shape import model_shapes
+from decod.model.stage import initial_weight
+from decod.model.writing import ModelWriter
 
 _ITERATION = re.compile(r"iteration\s+(\d+)(?: of \d+)?\s+loss\s+([0-9.]+)")
 JOIN_STRING = re.compile(r"join string:\s*(\S+)")
@@ -161,7 +165,7 @@ class Decod(Subject):
             running.append(child)
             return child
 
-        leader = launch("data", "leader", str(job.run_file))
+        leader = launch("data", "leader", str(job.run_file), *self._of_leader(job))
         children = {"data": leader}
         while (match := JOIN_STRING.search(leader.next_line(deadline_s)[1])) is None:
             pass
@@ -170,6 +174,10 @@ class Decod(Subject):
                 name, "join", match[1], "--stage", str(stage_index), *self._of_relays
             )
         return Running(leader, children)
+
+    def _of_leader(self, job: Job) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the leader's own options."""
+        return ()
 
     @override
     def loss(self, iteration: int, printed: float, folder: Path) -> float:
@@ -183,6 +191,32 @@ class Decod(Subject):
     def timing(self, folder: Path) -> dict[str, dict[str, float]]:
         found = {name: find_timing(ask_node(folder / name)) for name in ("data", *self._stages)}
         return {name: timing for name, timing in found.items() if timing}
+
+
+class DecodBuilt(Decod):
+    """The same with blocks that transformers builds."""
+
+    name = "decod, transformers"
+
+    @override
+    def start(self, job: Job, num_threads: int, folder: Path, running: list[Child]) -> Running:
+        model = built_model(config_to_hf(job.run.model))
+        run = replace(job.run, name="bench-built", model=model)
+        built = write_run(job.run_file.parent, run)
+        return super().start(built, num_threads, folder, running)
+
+    @override
+    def _of_leader(self, job: Job) -> tuple[str, ...]:
+        folder = job.run_file.parent / "model"
+        if not folder.exists():
+            model = job.run.model
+            with closing(ModelWriter(folder, model)) as writer:
+                for name, shape in model_shapes(model).items():
+                    weight = initial_weight(model, seed=job.run.seed, name=name, shape=shape)
+                    array: Any = weight.numpy()
+                    writer.write(name, memoryview(array).cast("B"))
+                writer.finish()
+        return ("--init", str(folder))
 
 
 def ask_node(state_dir: Path) -> dict[str, Any]:
