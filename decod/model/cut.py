@@ -93,6 +93,7 @@ class CutModel:
             raise unusable(self.model_type, f"transformers can't build it: {error}") from error
         self.inner: Any = self.whole.base_model
         self.blocks_name = self._find_blocks()
+        _hold_buffers(self.whole)
         with torch.device("cpu"):
             _fill_buffers(self.whole)
             self._entering = self._find_entering()
@@ -222,6 +223,18 @@ def _config_of(fields: Mapping[str, Any]) -> Any:
         return kind.from_dict(copy.deepcopy(known))
     except Exception as error:
         raise unusable(model_type, f"transformers refuses its config.json: {error}") from error
+
+
+def _hold_buffers(whole: Any) -> None:
+    """Make parameters of the constants that files hold, so that stages have them.
+
+    They choose experts, for example. Nothing trains them: they are no part of what is computed.
+    """
+    for module in whole.modules():
+        for name, buffer in [*module.named_buffers(recurse=False)]:
+            if name not in module._non_persistent_buffers_set and buffer.is_floating_point():
+                delattr(module, name)
+                module.register_parameter(name, nn.Parameter(buffer))
 
 
 def _fill_buffers(whole: Any) -> None:

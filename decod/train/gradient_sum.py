@@ -131,11 +131,14 @@ class GradientSum:
             output = stage.run_blocks(entry)
             # Not `backward`, which would add to the parameters' own gradients.
             wanted = [entry, *parameters.values()]
-            entry_gradient, *found = torch.autograd.grad([output], wanted, [gradient])
+            entry_gradient, *found = torch.autograd.grad(
+                [output], wanted, [gradient], allow_unused=True
+            )
         apart_P = torch.zeros_like(self.sum_P)
         views = dict(self._layout.views(apart_P))
         for name, each in zip(parameters, found, strict=True):
-            views[name].copy_(each)
+            if each is not None:
+                views[name].copy_(each)
         return output.detach(), entry_gradient, apart_P
 
     def _apart_in(

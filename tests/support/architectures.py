@@ -105,6 +105,9 @@ def random_model(config: Any, dtype: torch.dtype = torch.float32) -> Any:
 
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    for constant in model.state_dict().values():
+        if constant.dim() == 1:
+            constant.add_(0.05 * torch.randn_like(constant))
     for parameter in model.parameters():
         noise = 0.05 * torch.randn_like(parameter)
         parameter.data = noise if parameter.dim() > 1 else parameter.data + noise
@@ -154,6 +157,9 @@ def compared(model_type: str, folder: Path) -> Compared:
     found_loss = first.loss(hidden_BTD, targets_BT)
     torch.autograd.backward(found_loss)
     own = {n: each.grad for stage in stages for n, each in stage.parameters_by_name().items()}
+    # What transformers has as a constant in its files must not be trained.
+    held = [own[n] for n in own.keys() - dict(whole.named_parameters()).keys()]
+    assert not any(each is not None and each.any() for each in held)
     difference = (found_BTV - logits_BTV).abs().max() / logits_BTV.abs().max()
     return Compared(
         logits=float(difference.detach()),
