@@ -227,6 +227,15 @@ class Dataset:
         self.blocks.forget_given()
         return tokens
 
+    def marks(
+        self,
+        mb: MicrobatchId,  # noqa: ARG002 - as `microbatch`.
+        batch: BatchConfig,  # noqa: ARG002
+        seed: int,  # noqa: ARG002
+    ) -> npt.NDArray[np.uint8] | None:
+        """Return what the tokens of a microbatch are. None: all are targets."""
+        return None
+
     def blocks_of(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> list[Block]:
         """Return the blocks that hold a microbatch, in its order. Arguments as of `microbatch`."""
         windows = microbatch_windows(mb, batch=batch, num_tokens=self.num_tokens, seed=seed)

@@ -422,6 +422,7 @@ class StageExecutor:
         *,
         weights_total: int | None = None,
         gradient_norm: float = 0.0,
+        share: float = 1.0,
         how: Sources = OWN_AVERAGE,
     ) -> str:
         """Compute one optimizer step beside the committed state.
@@ -432,7 +433,9 @@ class StageExecutor:
             iteration: The iteration that the step ends, from 1; later than the last committed.
             parts_N: All reduced parts in order; empty if this node is alone in its roster.
             weights_total: Microbatches in this node's own gradient; only without parts.
-            gradient_norm: Norm of the whole model's gradient, if the run clips it.
+            gradient_norm: Norm of the whole model's average, if the run clips the gradient.
+            share: Which part of the batch's positions have a target. The average is over all
+                positions, and the gradient that over the targets: 1 / share times as long.
             how: Which average the parts are of. Without parts of its own, nor a weight, the
                 iteration's average will travel.
 
@@ -458,7 +461,9 @@ class StageExecutor:
             self._will_use(exchange, len(ahead_N), how.missed)
         if own_N or weights_total != 0 or not self.config.run.sync.overlap:
             mean_V = self._mean(iteration, own_N, weights_total, how.spec)
-            if (factor := clip_factor(self.config.run.optimizer, gradient_norm)) < 1:
+            if share != 1:
+                mean_V.div_(share)
+            if (factor := clip_factor(self.config.run.optimizer, gradient_norm / share)) < 1:
                 mean_V.mul_(factor)
             own = replace(own, mean=mean_V)
         if own_N:

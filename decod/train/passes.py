@@ -17,6 +17,7 @@ memory, and only one is recomputed at a time.
 Legend: B sequences, T positions, D width, C bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,7 +33,7 @@ from decod.errors import DataError, NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.autograd import Output
 from decod.model.stage import FirstStage, Stage
-from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED
+from decod.protocol.core.jobs import ACTIVATION_RECEIVED, GRADIENT_RECEIVED, Loss
 from decod.run.model_config import ModelConfig
 from decod.run.training_config import BatchConfig
 from decod.train.copies import arrived, arriving, number
@@ -130,6 +131,10 @@ class ActivationCodec:
         return decoded_N.to(self._config.dtype).view(shape)
 
 
+NO_TARGET = -100
+"""In the place of a target at positions whose next token is not learnt."""
+
+
 class TokenSource(Protocol):
     """The source of a data node's tokens."""
 
@@ -139,9 +144,29 @@ class TokenSource(Protocol):
         """Return (B, T + 1) token ids, as a pure function of the arguments."""
         ...
 
+    def marks(
+        self, mb: MicrobatchId, batch: BatchConfig, seed: int
+    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]] | None":
+        """Return what the tokens are, (B, T + 1), alike. The lowest bit: a target.
+
+        None: all are targets.
+        """
+        ...
+
     def give(self, block: Block, content: bytes) -> None:
         """Take in a block that could not be read. It is verified like any other."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTokens:
+    """The tokens of a microbatch, or of some of its sequences."""
+
+    tokens: Tensor
+    """(B, T + 1) int64."""
+    targets: Tensor
+    """(B, T) int64: the token that follows each position, or `NO_TARGET`."""
+    num_targets: int
 
 
 def read_tokens(
@@ -151,8 +176,10 @@ def read_tokens(
     model: ModelConfig,
     *,
     seed: int,
-) -> Tensor:
-    """Return a microbatch's tokens, (B, T + 1) int64 on CPU.
+) -> tuple[Tensor, Tensor | None]:
+    """Return a microbatch's tokens, (B, T + 1), and which of them are targets: on CPU.
+
+    None: all are.
 
     Raises:
         DataError: A token is not in the model's vocabulary.
@@ -181,7 +208,32 @@ def read_tokens(
             fix="raise model.vocab_size or prepare the data with the run's tokenizer",
             code="E-DAT-018",
         )
-    return tokens
+    marks = source.marks(mb, batch, seed)
+    if marks is None:
+        return tokens, None
+    is_target = torch.from_numpy(np.ascontiguousarray(marks)) & 1 == 1
+    if is_target.shape != tokens.shape:
+        raise ShapeError(
+            f"marks of microbatch {mb} are {tuple(is_target.shape)}",
+            why="each token has one",
+            fix="prepare the data again",
+        )
+    return tokens, is_target
+
+
+def mean_loss(parts: Sequence[Loss], num_positions: int) -> Loss:
+    """Return the mean loss over a microbatch's targets.
+
+    Args:
+        parts: Of each device: its part of the mean over all positions, and how many of its own have
+            a target.
+        num_positions: Of the microbatch.
+    """
+    loss = sum(each.loss for each in parts)
+    num_targets = sum(each.num_tokens for each in parts)
+    if 0 < num_targets < num_positions:
+        loss *= num_positions / num_targets
+    return Loss(loss, num_targets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +287,7 @@ class Passes:
         self._codec = ActivationCodec(config, watch)
         self._whole_codec = ActivationCodec(config.whole, watch)
         self._held: dict[MicrobatchId, SavedPass] = {}
-        self._tokens: dict[MicrobatchId, Tensor] = {}
+        self._tokens: dict[MicrobatchId, ReadTokens] = {}
 
     def look_at(self, tensor: Tensor, *, is_gradient: bool) -> None:
         """Check a tensor before several devices begin to compute with their rows of it.
@@ -287,8 +339,10 @@ class Passes:
     def head(self, mb: MicrobatchId, activation: Tensor) -> tuple[Tensor, float]:
         """Return the gradient of the last relay's output, and the loss.
 
-        The loss is the mean over all positions of the microbatch. With some of its rows, it is
-        their part of the mean: the parts of all devices add up to it.
+        The loss is the mean over all positions of the microbatch, of which those without a target
+        add nothing. With some of its rows, it is their part of the mean: the parts of all devices
+        add up to it. The mean over all targets of the batch is made of this when the batch is
+        whole (`StageExecutor.propose`).
 
         Adds the gradient of norm and head to the sum, once per microbatch.
 
@@ -296,11 +350,18 @@ class Passes:
             NonFiniteError: Input, loss or gradient holds NaN or infinity.
         """
         stage = self._first_stage()
-        targets_BT = self._read_tokens(mb)[:, 1:]
+        read = self._read_tokens(mb)
         entry_BTD = self._codec.received(activation, ACTIVATION_RECEIVED).requires_grad_()
-        loss = stage.loss(entry_BTD, targets_BT)
-        if self._config.rows is not None:
-            loss = loss * self._config.rows.share
+        num_positions = self._config.run.batch.tokens_per_microbatch
+        if read.num_targets == read.targets.numel():
+            loss = stage.loss(entry_BTD, read.targets)
+        elif read.num_targets:
+            chosen_BT = read.targets != NO_TARGET
+            loss = stage.loss(entry_BTD[chosen_BT][None], read.targets[chosen_BT][None])
+        else:
+            loss = entry_BTD.sum() * 0
+        if read.num_targets != num_positions:
+            loss = loss * (read.num_targets / num_positions)
         require_finite(self._gradient.total(loss.detach()), f"loss of microbatch {mb}")
         with self._watch.measure("backward"):
             gradient_BTD = self._gradient.backward(("head", mb), loss, entry_BTD)
@@ -405,20 +466,33 @@ class Passes:
             )
         return self._stage
 
-    def _read_tokens(self, mb: MicrobatchId) -> Tensor:
-        """Return this device's tokens, (B, T + 1). They are kept until the microbatch is freed."""
+    def num_targets(self, mb: MicrobatchId) -> int:
+        """Return how many of this device's positions of a microbatch have a target."""
+        return self._read_tokens(mb).num_targets
+
+    def _read_tokens(self, mb: MicrobatchId) -> ReadTokens:
+        """Return this device's tokens. They are kept until the microbatch is freed."""
         if mb not in self._tokens:
             config = self._config
+            run = config.run
             with self._watch.measure("data"):
-                tokens = config.own_rows.of(
-                    read_tokens(
-                        self._source, mb, config.run.batch, config.run.model, seed=config.run.seed
-                    )
-                )
-            with arriving(tokens, config.device):
-                here = tokens.to(config.device, non_blocking=True)
-            self._tokens[mb] = arrived(here)
+                tokens, chosen = read_tokens(self._source, mb, run.batch, run.model, seed=run.seed)
+                tokens = config.own_rows.of(tokens)
+                targets = tokens[:, 1:]
+                num_targets = targets.numel()
+                if chosen is not None:
+                    chosen = config.own_rows.of(chosen)[:, 1:]
+                    targets = targets.where(chosen, NO_TARGET)
+                    num_targets = int(chosen.sum())
+            here = self._here(tokens)
+            here_targets = here[:, 1:] if chosen is None else self._here(targets)
+            self._tokens[mb] = ReadTokens(here, here_targets, num_targets)
         return self._tokens[mb]
+
+    def _here(self, ids: Tensor) -> Tensor:
+        with arriving(ids, self._config.device):
+            here = ids.to(self._config.device, non_blocking=True)
+        return arrived(here)
 
     def _run_forward(self, mb: MicrobatchId, entry_BTD: Tensor | None) -> Tensor:
         """Keep what the backward pass needs. Return the output as it travels."""
@@ -439,7 +513,7 @@ class Passes:
         if entry_BTD is not None:
             return self._stage.run_blocks(entry_BTD)
         assert isinstance(self._stage, FirstStage)
-        return self._stage.embed(self._read_tokens(mb)[:, :-1])
+        return self._stage.embed(self._read_tokens(mb).tokens[:, :-1])
 
     def _sent_back(self, mb: MicrobatchId, gradient_BTD: Tensor | None) -> Tensor:
         assert gradient_BTD is not None

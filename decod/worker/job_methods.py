@@ -34,7 +34,7 @@ from decod.train.checkpoint.description import description_text, entry_json, par
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
 from decod.train.measure import Measurable, measure, synchronize
-from decod.train.passes import Passes, TokenSource
+from decod.train.passes import Passes, TokenSource, mean_loss
 from decod.train.reduction import cut
 from decod.train.standing_out import Sketcher, error_between, means_standing_out
 from decod.worker.configure import (
@@ -254,16 +254,17 @@ class PassRunner(Runner[ComputingT]):
         activation = self._own_rows(request.inputs[0])
         outputs = self._pieces(request.outputs[0])
 
-        num_tokens = self._ready.config.run.batch.tokens_per_microbatch
-
         def own() -> jobs.Loss:
-            gradient, loss = self._ready.passes.head(request.job.microbatch, activation)
+            passes = self._ready.passes
+            microbatch = request.job.microbatch
+            gradient, loss = passes.head(microbatch, activation)
             self._write_pieces(outputs, gradient)
-            return jobs.Loss(loss, num_tokens)
+            return jobs.Loss(loss, passes.num_targets(microbatch))
 
         self._look_at(request, is_gradient=False)
         self._make_ready(request)
-        return jobs.Loss(sum(each.loss for each in self._everywhere(request, own)), num_tokens)
+        num_positions = self._ready.config.run.batch.tokens_per_microbatch
+        return mean_loss(self._everywhere(request, own), num_positions)
 
     @runs(jobs.EmbedBackward)
     def _embed_backward(self, request: Request[jobs.EmbedBackward]) -> None:
@@ -542,6 +543,7 @@ class JobRunner(PassRunner[StageExecutor]):
             parts,
             weights_total=None if num_parts else job.weights_total,
             gradient_norm=job.gradient_norm,
+            share=job.share(executor.config.run.batch.tokens_per_microbatch),
             how=how,
         )
         odd: list[int] = []

@@ -7,6 +7,7 @@ this oracle.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -72,6 +73,42 @@ def make_stepper(weights: Iterable[Tensor], optimizer: OptimizerConfig) -> torch
         betas=(optimizer.beta1, optimizer.beta2),
         eps=optimizer.eps,
     )
+
+
+def train_on_targets(
+    model: ModelConfig,
+    optimizer: OptimizerConfig,
+    seed: int,
+    batches: "Iterable[Sequence[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]]",
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Train on inputs and targets, (B, T) each, of which those of -100 are not learnt.
+
+    Else as `train_reference`. The mean is over the targets of a whole batch.
+    """
+    module = empty_model(model)
+    drawn = {
+        name: initial_weight(model, seed=seed, name=name, shape=shape).to(TORCH_DTYPES[model.dtype])
+        for name, shape in model_shapes(model).items()
+    }
+    module.place(drawn)
+    parameters = list(module.parameters())
+    stepper = make_stepper(parameters, optimizer)
+    losses = []
+    for iteration, batch in enumerate(batches, start=1):
+        for group in stepper.param_groups:
+            group["lr"] = optimizer.lr * min(1.0, iteration / (optimizer.warmup_iterations + 1))
+        stepper.zero_grad()
+        inputs, targets = (
+            torch.from_numpy(np.concatenate(each)) for each in zip(*batch, strict=True)
+        )
+        logits = module(inputs).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-100)
+        torch.autograd.backward([loss])
+        if optimizer.clip_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, optimizer.clip_norm)
+        stepper.step()
+        losses.append(float(loss.detach()))
+    return losses, {name: p.detach() for name, p in module.parameters_by_name().items()}
 
 
 def train_reference(

@@ -9,6 +9,7 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.train.exchange import Place, reduce_leniently
 from decod.train.executor import Sources, StageExecutor
+from decod.train.passes import mean_loss
 
 _Outcome = tuple[jobs.JobResult, Sequence[object]]
 
@@ -42,7 +43,9 @@ class TorchDevice:
                 return jobs.Nothing(), (executor.passes.forward(mb, inputs[0]).clone(),)
             case jobs.Head(mb):
                 gradient, loss = executor.passes.head(mb, inputs[0])
-                return jobs.Loss(loss, gradient.shape[0] * gradient.shape[1]), (gradient.clone(),)
+                part = jobs.Loss(loss, executor.passes.num_targets(mb))
+                num_positions = executor.config.run.batch.tokens_per_microbatch
+                return mean_loss([part], num_positions), (gradient.clone(),)
             case jobs.Backward(mb):
                 self.folded.append(mb)
                 return jobs.Nothing(), (executor.passes.backward(mb, inputs[0]).clone(),)
@@ -87,6 +90,7 @@ class TorchDevice:
                     inputs,
                     weights_total=None if job.num_parts else job.weights_total,
                     gradient_norm=job.gradient_norm,
+                    share=job.share(executor.config.run.batch.tokens_per_microbatch),
                     how=Sources(
                         job.num_ahead, job.spec, job.ahead_spec, job.missed, job.missed_now
                     ),

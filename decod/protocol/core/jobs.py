@@ -64,10 +64,11 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Mean loss over a microbatch's tokens."""
+    """Mean loss over those of a microbatch's tokens that are learnt."""
 
     loss: float
     num_tokens: int
+    """How many these are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,6 +406,18 @@ class Propose(BaseJob):
     """Parts of that average, of all phases, that lack this node's contribution."""
     missed_now: tuple[int, ...] = ()
     """The same of the iteration's average."""
+    num_targets: int = 0
+    """Tokens of the batch that are learnt, over which the step's gradient is the mean. 0: all its
+    positions."""
+
+    def share(self, num_positions: int) -> float:
+        """Return which part of the batch's positions have a target.
+
+        Args:
+            num_positions: Of a microbatch.
+        """
+        num_all = num_positions * self.weights_total
+        return self.num_targets / num_all if self.num_targets and num_all else 1.0
 
 
 @dataclass(frozen=True, slots=True)

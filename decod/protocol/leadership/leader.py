@@ -62,6 +62,7 @@ from decod.protocol.leadership.stage_recovery import StageRecovery
 from decod.protocol.leadership.suspicions import Around, IterationProgress, Suspicions
 from decod.protocol.leadership.sync_schedule import SyncSchedule
 from decod.protocol.leadership.utilisation import Polling
+from decod.protocol.strategy.data_share import summed
 from decod.protocol.strategy.strategy import Strategy
 
 _FAILURES_MAX = 5
@@ -155,7 +156,7 @@ class Batch:
             AveragingId(message.iteration, view.version),
             num_committed=sum(r.num_committed for r in reports),
             digest=add_digests(r.digest for r in reports),
-            loss_sum=sum(r.loss_sum for r in reports),
+            loss_sum=summed([(r.loss_sum, r.num_committed, r.num_tokens) for r in reports]),
             num_tokens=sum(r.num_tokens for r in reports),
             num_deferred=sum(r.num_deferred for r in reports),
             num_reread=sum(r.num_reread for r in reports),

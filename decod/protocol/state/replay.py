@@ -146,6 +146,7 @@ class ReceivedAverage:
     num_ahead: int
     spec: AverageSpec
     ahead_spec: AverageSpec
+    num_targets: int
     parts: dict[int, TensorId] = field(default_factory=dict)
 
     @property
@@ -218,6 +219,7 @@ class Backlog:
                 message.num_ahead,
                 message.spec,
                 message.ahead_spec,
+                message.num_targets,
             )
         alike = (average.averaging, average.num_parts) == (averaging, message.num_parts)
         if tensor is None or not alike or message.part in average.parts:
@@ -528,6 +530,7 @@ class Replay:
             step.num_ahead,
             step.spec,
             step.ahead_spec,
+            num_targets=step.num_targets,
         )
         self._context.compute.submit(job, self, inputs)
 

@@ -206,6 +206,7 @@ class ReplaySource:
                 job.num_ahead,
                 job.spec,
                 job.ahead_spec,
+                job.num_targets,
             )
             for part, tensor in enumerate(parts):
                 follower.unsent[self._context.tensors.retain(tensor)] = iteration

@@ -28,6 +28,21 @@ _REMEMBERED_MAX = 1024
 """Iterations that a run may go back without that the count begins anew."""
 
 
+def summed(losses: Sequence[tuple[float, int, int]]) -> float:
+    """Return a sum of losses that is, over the number of microbatches, the mean over all tokens.
+
+    Args:
+        losses: Each the sum of some microbatches' losses, with how many these are, and how many
+            tokens they have.
+    """
+    num = sum(each for _, each, _ in losses)
+    num_tokens = sum(each for _, _, each in losses)
+    if all(tokens * num == each * num_tokens for _, each, tokens in losses):
+        return math.fsum(loss for loss, _, _ in losses)
+    means = (loss / each * tokens for loss, each, tokens in losses if each)
+    return num * math.fsum(means) / num_tokens
+
+
 def shares_of(view: View, node_id: NodeId, *, num_shares: int) -> tuple[int, ...]:
     """Return the shares that a data node of `view` reads: its own first, then others'.
 
@@ -443,7 +458,7 @@ class ShareReport:
             num_committed=len(done),
             digest=digest_of(done),
             num_deferred=len(put_off),
-            loss_sum=math.fsum(loss.loss for loss in losses),
+            loss_sum=summed([(loss.loss, 1, loss.num_tokens) for loss in losses]),
             num_tokens=sum(loss.num_tokens for loss in losses),
             view_version=self._context.view.version,
             num_reread=len(again.intersection(done)),

@@ -459,6 +459,7 @@ class Step:
         weight = self.averager.found if self._shares else own
         if not self._uses_own:
             weight = _NOTHING
+        steps_locally = self._context.run.sync.steps_locally
         job = Propose(
             number,
             len(parts),
@@ -469,6 +470,8 @@ class Step:
             self._context.opening.travelling,
             self._overlap.missed if self._overlap is not None else (),
             tuple(sorted(self.averager.missed)),
+            # An average of steps, or one that has travelled, is of other batches.
+            begun.num_tokens if self._overlap is None and not steps_locally else 0,
         )
         inputs = ahead + parts
         if parts or self._overlap is not None:

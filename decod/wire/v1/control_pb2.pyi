@@ -485,7 +485,7 @@ class Followed(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., stage_index: _Optional[int] = ..., committed: _Optional[_Union[Iteration, _Mapping]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Average(_message.Message):
-    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local", "num_ahead", "spec", "ahead_spec")
+    __slots__ = ("averaging", "part", "num_parts", "num_microbatches", "base_hash", "gradient_norm", "num_local", "num_ahead", "spec", "ahead_spec", "num_targets")
     AVERAGING_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     NUM_PARTS_FIELD_NUMBER: _ClassVar[int]
@@ -496,6 +496,7 @@ class Average(_message.Message):
     NUM_AHEAD_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     AHEAD_SPEC_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     averaging: AveragingId
     part: int
     num_parts: int
@@ -506,7 +507,8 @@ class Average(_message.Message):
     num_ahead: int
     spec: AverageSpec
     ahead_spec: AverageSpec
-    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ..., num_ahead: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., ahead_spec: _Optional[_Union[AverageSpec, _Mapping]] = ...) -> None: ...
+    num_targets: int
+    def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., part: _Optional[int] = ..., num_parts: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., base_hash: _Optional[str] = ..., gradient_norm: _Optional[float] = ..., num_local: _Optional[int] = ..., num_ahead: _Optional[int] = ..., spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., ahead_spec: _Optional[_Union[AverageSpec, _Mapping]] = ..., num_targets: _Optional[int] = ...) -> None: ...
 
 class LinkReport(_message.Message):
     __slots__ = ("view_version", "latency_s", "bandwidth_bytes_per_s", "compute_s", "byways")

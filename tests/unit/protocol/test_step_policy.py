@@ -62,6 +62,9 @@ MODEL = ModelConfig(
 class HashedTokens:
     """Tokens drawn from the microbatch's name."""
 
+    def marks(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> np.ndarray | None:
+        return None
+
     def microbatch(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> np.ndarray:
         digest = hashlib.sha256(f"{seed} {mb}".encode()).digest()
         shape = (batch.microbatch_size, batch.sequence_length + 1)

@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from typing_extensions import override
 
 from decod.errors import DataError
 from decod.ids import MicrobatchId
+from decod.protocol.core.jobs import Loss, Propose
+from decod.protocol.strategy.data_share import summed
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
@@ -21,9 +24,10 @@ from decod.run.training_config import (
 )
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
+from decod.train.passes import mean_loss
 from tests.support.devices import CUDA, on_devices
 from tests.support.model_folders import write_folder
-from tests.support.reference import train_reference
+from tests.support.reference import train_on_targets, train_reference
 
 torch.set_num_threads(1)
 
@@ -60,6 +64,9 @@ losses by 3e-13 and weights by 1e-11. An error that is not rounding is larger th
 
 class HashedTokens:
     """Tokens drawn from the microbatch's name."""
+
+    def marks(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> np.ndarray | None:
+        return None
 
     def microbatch(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> np.ndarray:
         digest = hashlib.sha256(f"{seed} {mb}".encode()).digest()
@@ -133,6 +140,60 @@ def reference(
             for iteration in range(1, num_iterations + 1)
         ],
     )
+
+
+class MarkedTokens(HashedTokens):
+    """Of which some are no targets: none at all of every third microbatch."""
+
+    @override
+    def marks(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> np.ndarray:
+        generator = np.random.default_rng(list(hashlib.sha256(f"{mb}".encode()).digest()))
+        shape = (batch.microbatch_size, batch.sequence_length + 1)
+        return generator.integers(0, 2 if mb.index else 1, shape).astype(np.uint8)
+
+    def targets(self, mb: MicrobatchId) -> np.ndarray:
+        """Targets, (B, T), and -100 where there is none."""
+        chosen = self.marks(mb, BATCH, 5)[:, 1:] & 1
+        return np.where(chosen, self.microbatch(mb, BATCH, 5)[:, 1:], -100)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.05])
+def test_the_gradient_is_the_mean_over_the_targets_of_the_whole_batch(clip_norm: float) -> None:
+    """As transformers has it for labels of -100; and not the mean of the microbatches' means."""
+    source = MarkedTokens()
+    optimizer = replace(OPTIMIZER, clip_norm=clip_norm)
+    pipeline = make_pipeline(MODELS["llama"], optimizer=optimizer)
+    pipeline[0].tokens = source
+    pipeline[0].build(0)
+    num_positions = BATCH.tokens_per_microbatch
+    losses = []
+    for iteration in (1, 2, 3):
+        found = []
+        for mb in microbatches(iteration):
+            num = int((source.targets(mb) >= 0).sum())
+            found.append(mean_loss([Loss(run_microbatch(pipeline, mb), num)], num_positions))
+        num_targets = sum(each.num_tokens for each in found)
+        losses.append(summed([(each.loss, 1, each.num_tokens) for each in found]) / len(found))
+        squares = [executor.square_sum(executor.own_mean(len(found))) for executor in pipeline]
+        job = Propose(iteration, 0, len(found), math.sqrt(sum(squares)), num_targets=num_targets)
+        for executor in pipeline:
+            executor.propose(
+                iteration,
+                [],
+                weights_total=job.weights_total,
+                gradient_norm=job.gradient_norm,
+                share=job.share(num_positions),
+            )
+            executor.commit(iteration)
+    batches = [
+        [
+            (source.microbatch(mb, BATCH, 5)[:, :-1], source.targets(mb))
+            for mb in microbatches(number)
+        ]
+        for number in (1, 2, 3)
+    ]
+    expected = train_on_targets(MODELS["llama"], optimizer, 5, batches)
+    assert_equals_reference(pipeline, losses, expected)
 
 
 def weights_of(pipeline: list[StageExecutor]) -> dict[str, torch.Tensor]:

@@ -298,6 +298,8 @@ class Average(OfRun, WithTensor):
     """Of the iteration's average."""
     ahead_spec: AverageSpec = WHOLE
     """Of the average that travelled."""
+    num_targets: Number = 0
+    """Tokens over which the members take the mean; 0: all positions."""
 
     def verify(self) -> None:
         """Raise `MalformedMessageError` if there is no such part."""

@@ -138,9 +138,9 @@ class Report(OfRun, OfDataNodes):
     num_deferred: Count
     """Microbatches put off to the next iteration because no flow took them."""
     loss_sum: Finite
-    """Sum over microbatches of their mean loss."""
+    """Over the number of microbatches, this is the mean loss over the tokens."""
     num_tokens: Number
-    """In the microbatches that came home."""
+    """That are learnt, in the microbatches that came home."""
     view_version: Ordinal
     """Of the view of which all relays are done: not counted after a later one has lost some."""
     failure: ReasonText = ""
