@@ -1,18 +1,21 @@
-"""The finding of a model's layout, in another process.
+"""The finding of a model's layout, once for each configuration.
 
 Only transformers knows the names and shapes of the parameters of a model that it builds. It needs
-torch, which takes a node more memory than all else. So another process finds the layout, once for
-each configuration (`decod.model.cut`).
+torch, which takes a node more memory than all else. So another process finds the layout, unless
+this one has torch already (`decod.model.cut`).
 """
 
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from pkgutil import resolve_name
 from typing import Any
 
 from decod.errors import ConfigError
 from decod.run.model_layout import SIZES, BlockLayout, ModelLayout, installed_version, unusable
+
+_DESCRIBE = "decod.model.cut:describe"
 
 _FINDING_S = 300.0
 """Most seconds that the other process has. Most take five."""
@@ -22,7 +25,7 @@ _FOUND_MAX = 16
 
 
 def layout_of(config: str) -> ModelLayout:
-    """Return the layout of a model. It takes some seconds, once in each process.
+    """Return the layout of a model. It takes a node some seconds, once.
 
     Args:
         config: The model's `config.json`.
@@ -33,6 +36,15 @@ def layout_of(config: str) -> ModelLayout:
     if config in _found:
         return _found[config]
     _require_version(config)
+    has_torch = "torch" in sys.modules
+    layout = _parsed(resolve_name(_DESCRIBE)(config) if has_torch else _from_process(config))
+    if len(_found) > _FOUND_MAX:
+        _found.clear()
+    _found[config] = _found[layout.config] = layout
+    return layout
+
+
+def _from_process(config: str) -> dict[str, Any]:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "decod.model.cut"],
@@ -47,11 +59,8 @@ def layout_of(config: str) -> ModelLayout:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         raise unusable(_type_of(config), lines[-1])
-    layout = _parsed(json.loads(done.stdout))
-    if len(_found) > _FOUND_MAX:
-        _found.clear()
-    _found[config] = _found[layout.config] = layout
-    return layout
+    values: dict[str, Any] = json.loads(done.stdout)
+    return values
 
 
 def _type_of(config: str) -> str:
