@@ -281,12 +281,24 @@ def is_cut_json(content: bytes) -> bool:
 
 
 _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9][\w.-]{0,95}\Z", re.ASCII)
+_HUB_REVISION = re.compile(r"\w[\w./-]{0,199}\Z", re.ASCII)
 _HUB_ADDRESS = re.compile(r"(https?:/+)?(www\.)?(huggingface\.co|hf\.co)/|hf:/+")
 
 
 def is_hub_name(text: str) -> bool:
     """Return whether a text could be OWNER/NAME of a model on the Hugging Face Hub."""
     return "/" in text and _HUB_NAME.match(text) is not None
+
+
+def hub_name(text: str) -> tuple[str, str] | None:
+    """Return OWNER/NAME and the revision of a model on the Hub, or None if a text names none.
+
+    Args:
+        text: OWNER/NAME or OWNER/NAME@REVISION. Without a revision, an empty one is returned.
+    """
+    name, at, revision = text.partition("@")
+    fits = not at or (_HUB_REVISION.match(revision) is not None and ".." not in revision)
+    return (name, revision) if fits and is_hub_name(name) else None
 
 
 def hub_advice(path: str) -> str | None:
@@ -297,8 +309,5 @@ def hub_advice(path: str) -> str | None:
     name = _HUB_ADDRESS.sub("", path.removesuffix("/tokenizer.json").rstrip("/"), count=1)
     if not _HUB_NAME.match(name):
         return None
-    folder = name.rpartition("/")[2]
-    return (
-        f"if it is a model on the Hugging Face Hub, fetch it first: `hf download {name} "
-        f"--local-dir {folder}`, and give {folder} instead"
-    )
+    given = name if "/" in name else f"OWNER/{name}, as its page there names it"
+    return f"if it is a model on the Hugging Face Hub, give {given}"

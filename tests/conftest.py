@@ -17,6 +17,9 @@ from decod.process import LEAVE_SIGNALS
 # Numerical libraries read this when they are imported: a test is small, and tests share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# No test asks the real Hub. `tests.support.hub_server` plays it.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 # Under nohup hang-ups are ignored, and daemons would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

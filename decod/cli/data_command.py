@@ -41,9 +41,10 @@ def data() -> None:
     "--tokenizer",
     default="bytes",
     show_default=True,
-    metavar="bytes|FILE|DIR",
+    metavar="bytes|FILE|DIR|ORG/NAME",
     shell_complete=words("bytes", files=True),
-    help="`bytes`, or the path of a Hugging Face tokenizer.json or of a folder with one.",
+    help="`bytes`, the path of a Hugging Face tokenizer.json or of a folder with one, or"
+    " ORG/NAME[@REVISION] of a model on the Hub.",
 )
 @click.option(
     "--eos",
@@ -107,17 +108,21 @@ def prepare(
     or .xz. If the command is interrupted, the same command goes on where it was. Name the result in
     a run file as data.path, or as evaluation.held_out.
     """
+    from decod.cli.hub import model_folder, on_hub
     from decod.data import engine as engines
     from decod.data.prepare import PrepareConfig
     from decod.data.prepare import prepare as prepare_corpus
     from decod.data.source_files import find_files
+    from decod.data.tokenizer import FOLDER_FILES
 
     if out.is_file():
         raise click.UsageError(f"OUT is a folder, and comes first: decod data prepare OUT {out}")
     if workers and dask:
         raise click.UsageError("--workers is for this host; Dask's workers are set up with Dask.")
-    config = PrepareConfig(**options)  # type: ignore[arg-type]  # Click checked the types.
     num_bytes = sum(file.size_bytes for file in find_files(paths))
+    if on_hub(tokenizer := str(options["tokenizer"])):
+        options["tokenizer"] = str(model_folder(tokenizer, FOLDER_FILES))
+    config = PrepareConfig(**options)  # type: ignore[arg-type]  # Click checked the types.
     workers = workers or num_processors()
     lent = engines.dask(dask) if dask else engines.processes(workers)
     found: list[Tokenizer] = []

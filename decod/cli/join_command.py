@@ -72,6 +72,7 @@ def join(join_string: str | None, **options: Any) -> int:
     joins again by itself if it falls out of it. Ctrl-C finishes the work in hand, says goodbye and
     leaves.
     """
+    from decod.cli.hub import fetched
     from decod.daemon.demands import JoinOptions, run_dry
     from decod.daemon.life import run_join
 
@@ -80,6 +81,8 @@ def join(join_string: str | None, **options: Any) -> int:
         raise click.UsageError("Missing argument 'JOINSTRING': give it, or --join-file")
     duty = Duty(options["duty"] or Duty.NONE)
     node = replace(node_config(options), moves_port=moves_port(click.get_current_context()))
+    if not options["dry_run"]:
+        node = replace(node, base_dir=fetched(options["base"]))
     chosen = JoinOptions(
         join_string=text,
         node=node,

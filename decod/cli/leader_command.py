@@ -1,5 +1,6 @@
 """`decod leader`: start a run from a run file, and print the join string to hand out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from decod.config.node_config import RESUME_AUTO
 @node_options
 @click.option(
     "--init",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Start from this model: config.json and safetensors, as `decod export` writes them.",
+    type=click.Path(file_okay=False),
+    metavar="DIR|ORG/NAME",
+    help="Start from this model: a folder as `decod export` writes it, or ORG/NAME[@REVISION] on"
+    " the Hugging Face Hub.",
 )
 @click.option(
     "--resume",
@@ -86,6 +88,7 @@ def leader(run_file: Path, **options: Any) -> int:
     decides who takes part. On Ctrl-C another data node leads, if there is one; else the run ends,
     after a last checkpoint, and --resume auto goes on from it, with a new join string to hand out.
     """
+    from decod.cli.hub import fetched
     from decod.config.run_file import load_run_file
     from decod.daemon.entry import LeaderOptions
     from decod.daemon.leader_daemon import run_leader
@@ -99,8 +102,8 @@ def leader(run_file: Path, **options: Any) -> int:
         raise click.UsageError("--new-run excludes --join and --resume auto, which begin no second")
     chosen = LeaderOptions(
         run_file=load_run_file(run_file),
-        node=node_config(options),
-        init_dir=absolute(options["init"]),
+        node=replace(node_config(options), base_dir=fetched(options["base"])),
+        init_dir=fetched(options["init"]),
         resume=options["resume"],
         begins_anew=options["begins_anew"],
         join=join,

@@ -49,6 +49,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "node": "List the run's nodes, ban one, or lift a ban.",
         "checkpoint": "List or verify the checkpoints of this host's runs.",
         "export": "Write the model in Hugging Face's format.",
+        "push": "Upload the model to the Hugging Face Hub.",
         "generate": "Continue a text with an exported model, or with the run's own.",
         "evaluate": "Say how well an exported model predicts a text.",
         "analyse": "Say what holds a run back, and what would help.",
@@ -81,7 +82,7 @@ module that `MODULES` names, or in the lab."""
 MODULES = {
     **dict.fromkeys(("resume", "drain", "set"), "pause"),
     **dict.fromkeys(("why", "doctor", "analyse", "bugreport"), "insight"),
-    **dict.fromkeys(("export", "generate", "evaluate"), "model"),
+    **dict.fromkeys(("export", "push", "generate", "evaluate"), "model"),
     **dict.fromkeys(("token", "node"), "members"),
     "receipts": "credit",
     "top": "status",

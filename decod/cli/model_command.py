@@ -1,4 +1,4 @@
-"""`decod export`, `generate` and `evaluate`: the model as a folder, as text, and as a number."""
+"""`decod export`, `push`, `generate` and `evaluate`: the model as a folder, a text and a number."""
 
 import fcntl
 import math
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,8 @@ _TIMEOUT_S = 3600.0
 
 _base_option = click.option(
     "--base",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
+    type=click.Path(file_okay=False),
+    metavar="DIR|ORG/NAME",
     help="The model that an adapter changes, if it is not where the adapter says.",
 )
 
@@ -63,12 +63,7 @@ def export(out: Path, state_dir: Path, *, force: bool, merge: bool) -> None:
             fix="give another folder, or --force to write into this one",
             code="E-CFG-048",
         )
-    if merge:
-        with _folder_in(state_dir) as adapter:
-            answer = _exported(state_dir, adapter)
-            _merge(adapter, folder, _base_in(answer))
-    else:
-        answer = _exported(state_dir, folder)
+    answer = _export(state_dir, folder, merge=merge)
     iteration = clean_text(answer.get("iteration"))
     path = clean_text(str(folder), limit=4096)
     click.echo(f"iteration {iteration} is in {path}")
@@ -77,6 +72,79 @@ def export(out: Path, state_dir: Path, *, force: bool, merge: bool) -> None:
     click.echo(f'next: decod generate --model {shlex.quote(path)}{option} "Once upon a time"')
     if missing := answer.get("missing"):
         print_warning(f"the model there has {missing}")
+
+
+@click.command()
+@click.argument("name", metavar="ORG/NAME")
+@click.option(
+    "--from",
+    "exported",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Upload this folder, which `decod export` has written, instead of the run's model.",
+)
+@_base_option
+@click.option("--merge", is_flag=True, help="Upload the whole model, with the adapter in it.")
+@click.option("--private", is_flag=True, help="Nobody else may see a repository that is made.")
+@state_dir_option
+def push(
+    name: str,
+    *,
+    exported: Path | None,
+    base: str | None,
+    merge: bool,
+    private: bool,
+    state_dir: Path,
+) -> None:
+    """Upload the model to the Hugging Face Hub, as ORG/NAME.
+
+    \b
+    Examples:
+      decod push someone/my-model
+      decod push someone/my-model --private --state-dir /tmp/leader
+      decod push someone/my-model --from ./model
+
+    Exports as `decod export` does, at the leader, and uploads the result in one commit. The
+    repository is made if it is missing. The token comes from HF_TOKEN or from `hf auth login`.
+    """
+    from decod.cli.hub import require_writable, upload
+    from decod.cli.text_model import read_folder
+    from decod.daemon.exporting import title_in_card
+    from decod.model.adapter_folder import hub_base_of, is_adapter
+
+    if exported is None and base is not None:
+        raise click.UsageError("--base is for --from")
+    if exported is not None and merge:
+        raise click.UsageError("--merge and --from exclude each other")
+    require_writable(name)
+    with ExitStack() as stack:
+        if exported is None:
+            folder = stack.enter_context(_folder_in(state_dir))
+            answer = _export(state_dir, folder, merge=merge)
+            title = f"run {clean_text(answer.get('run'))}, iteration {answer.get('iteration')}"
+            if missing := answer.get("missing"):
+                print_warning(f"the model has {missing}")
+        else:
+            folder, base_dir = _model_and_base(str(full_path(exported)), base)
+            read_folder(folder, base_dir)
+            title = title_in_card(folder) or "a model of decod"
+        if is_adapter(folder) and hub_base_of(folder) is None:
+            print_warning(
+                "the adapter names a folder of this host as its model, which others don't have:"
+                " card.base_model in the run file gives it the name of one on the Hub"
+            )
+        address = upload(folder, name, f"Upload {title}", private=private)
+    click.echo(f"{title} is at {address}")
+
+
+def _export(state_dir: Path, folder: Path, *, merge: bool) -> dict[str, Any]:
+    """Have the leader write its model into a folder; with `merge`, the whole of an adapted one."""
+    if not merge:
+        return _exported(state_dir, folder)
+    with _folder_in(state_dir) as adapter:
+        answer = _exported(state_dir, adapter)
+        _merge(adapter, folder, _base_in(answer))
+    return answer
 
 
 def _exported(state_dir: Path, folder: Path) -> dict[str, Any]:
@@ -149,10 +217,10 @@ class _Number(click.FloatRange):
 @click.argument("prompt", required=False)
 @click.option(
     "--model",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="A model that `decod export` has written. Without it, the model of the run that this"
-    " host leads.",
+    type=click.Path(),
+    metavar="DIR|ORG/NAME",
+    help="A model that `decod export` has written, or one on the Hugging Face Hub. Without it, the"
+    " model of the run that this host leads.",
 )
 @_base_option
 @click.option(
@@ -201,8 +269,8 @@ class _Number(click.FloatRange):
 def generate(
     prompt: str | None,
     *,
-    model: Path | None,
-    base: Path | None,
+    model: str | None,
+    base: str | None,
     interactive: bool,
     device: str,
     state_dir: Path,
@@ -284,11 +352,25 @@ def _lines() -> Iterator[str]:
 # --- the model ----------------------------------------------------------------------------------
 
 
-def _given_model(folder: Path, device: str, base: Path | None) -> "TextModel":
+def _model_and_base(model: str, base: str | None) -> tuple[Path, Path | None]:
+    """Return the folder of a model, and of the one that it changes if it is an adapter.
+
+    None stands for the folder that the adapter names.
+    """
+    from decod.cli.hub import model_folder
+    from decod.model.adapter_folder import hub_base_of, is_adapter
+
+    folder = model_folder(model)
+    if base is None and is_adapter(folder):
+        base = hub_base_of(folder)
+    return folder, None if base is None else model_folder(base)
+
+
+def _given_model(model: str, device: str, base: str | None) -> "TextModel":
     from decod.cli.text_model import TextModel
 
-    folder = full_path(folder)
-    found = TextModel(folder, device, None if base is None else full_path(base))
+    folder, base_dir = _model_and_base(model, base)
+    found = TextModel(folder, device, base_dir)
     _tell(f"model in {clean_text(folder, limit=4096)}, on {found.device}")
     return found
 
@@ -408,7 +490,7 @@ def _tell(text: str) -> None:
 
 
 @click.command()
-@click.argument("model", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("model", type=click.Path(file_okay=False))
 @click.argument("corpus", type=CORPUS)
 @_base_option
 @click.option(
@@ -429,23 +511,24 @@ def _tell(text: str) -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
-    model: Path,
+    model: str,
     corpus: str,
     *,
-    base: Path | None,
+    base: str | None,
     device: str,
     as_json: bool,
     **lengths: Any,
 ) -> None:
-    """Say how well the model in the folder MODEL predicts a text.
+    """Say how well the model MODEL predicts a text.
 
     \b
     Examples:
       decod data prepare held-out/ held-out.txt
       decod evaluate ./model held-out/
 
-    MODEL is what `decod export` writes, CORPUS what `decod data prepare` does, or the URL of that.
-    Text that the model was not trained with shows how much it has learnt.
+    MODEL is a folder that `decod export` writes, or ORG/NAME on the Hugging Face Hub. CORPUS is
+    what `decod data prepare` writes, or the URL of that. Text that the model was not trained with
+    shows how much it has learnt.
     """
     from decod.data.corpus import open_corpus
     from decod.train.evaluate import evaluate as evaluated
@@ -455,14 +538,15 @@ def evaluate(
     begun_s = time.monotonic()
     set_num_threads({})
     chosen = choose_device(device, TorchCuda())
+    folder, base_dir = _model_and_base(model, base)
     with open_corpus(corpus) as dataset:
         found = evaluated(
-            full_path(model),
+            folder,
             dataset,
             num_sequences=lengths["sequences"],
             sequence_length=lengths["sequence_length"],
             device=chosen.name,
-            base=None if base is None else full_path(base),
+            base=base_dir,
         )
     seconds = time.monotonic() - begun_s
     answer = {

@@ -202,10 +202,10 @@ _OPTIONS = (
     click.option(
         "--base",
         envvar="DECOD_BASE",
-        type=click.Path(path_type=Path),
-        metavar="FOLDER",
-        help="Folder of the model beside which the run trains an adapter. Others than the leader"
-        " fetch their part from members without it.",
+        type=click.Path(),
+        metavar="DIR|ORG/NAME",
+        help="The model beside which the run trains an adapter: a folder, or ORG/NAME[@REVISION] on"
+        " the Hugging Face Hub. Others than the leader fetch their part from members without it.",
     ),
     click.option(
         "--disk-max",
@@ -322,7 +322,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         download_max_mbit=options["download_max"],
         device_memory_max_bytes=options["device_memory_max"],
         disk_max_bytes=options["disk_max"],
-        base_dir=absolute(options.get("base")),
+        base_dir=absolute(None if (base := options.get("base")) is None else Path(base)),
         schedule=options.get("schedule"),
         pause_when=options.get("pause_when"),
         drain_timeout_s=options["drain_timeout"],

@@ -14,7 +14,6 @@ import click
 from decod.cli.options import RUN_FILE, data_option, run_file_argument
 from decod.cli.printing import print_warning, progress
 from decod.errors import ConfigError
-from decod.paths import full_path
 
 if TYPE_CHECKING:
     from decod.run.run_config import RunConfig
@@ -53,12 +52,13 @@ def run() -> None:
 )
 @click.option(
     "--from",
-    "folder",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="The folder of a model to start from: [model] and what follows from it.",
+    "given",
+    type=click.Path(file_okay=False),
+    metavar="DIR|ORG/NAME",
+    help="The model to start from, as a folder or on the Hugging Face Hub: [model] and what follows"
+    " from it.",
 )
-def init(path: Path, *, force: bool, presets: tuple[str, ...], folder: Path | None) -> None:
+def init(path: Path, *, force: bool, presets: tuple[str, ...], given: str | None) -> None:
     """Write a run file with every key, its default and what it means.
 
     PATH is run.toml if left out; `-` writes to the terminal.
@@ -85,24 +85,26 @@ def init(path: Path, *, force: bool, presets: tuple[str, ...], folder: Path | No
       decod run init run.toml --preset dilocox
       decod run init run.toml --preset llama-1b --preset dilocox
       decod run init run.toml --from ./my-model
+      decod run init run.toml --from someone/my-model
     """
+    from decod.cli.hub import model_folder
     from decod.config.run_file import render_run_file
 
     run = _preset_run(presets)
-    if folder is None:
+    if given is None:
         text = render_run_file(run, leaves_usual=True)
     else:
-        if given := [name for name in presets if name in MODEL_PRESET_NAMES]:
-            raise click.UsageError(f"--preset {given[0]} and --from set the same keys: give one")
-        text = _text_from(run, full_path(folder))
+        if named := [name for name in presets if name in MODEL_PRESET_NAMES]:
+            raise click.UsageError(f"--preset {named[0]} and --from set the same keys: give one")
+        text = _text_from(run, model_folder(given))
     if str(path) == "-":
         click.echo(text, nl=False)
         return
     _write(path, text, force=force)
-    if folder is None:
+    if given is None:
         click.echo(f"wrote {path}; next: {_next_command(presets)} {path}")
         return
-    model = shlex.quote(str(folder))
+    model = shlex.quote(given)
     file = shlex.quote(str(path))
     corpus = shlex.quote(str(path.parent / _CORPUS))
     click.echo(f"wrote {path}")
@@ -126,7 +128,7 @@ def _text_from(run: "RunConfig", folder: Path) -> str:
 
     given = judge_folder(folder, trains=True).config
     found = preset_for(replace(given, dtype=training_dtype(folder)))
-    base_model = base_model_of(folder)
+    base_model = base_model_of(folder).partition("@")[0]
     return render_run_file(
         replace(run, model=found.model, stages=found.stages, batch=found.batch),
         data=DataSource(path=_CORPUS),
@@ -191,21 +193,19 @@ def _write(path: Path, text: str, *, force: bool) -> None:
 @run_file_argument("path")
 @click.option(
     "--init",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
+    type=click.Path(file_okay=False),
+    metavar="DIR|ORG/NAME",
     help="Check this model too: `decod leader --init` would start from it.",
 )
 @click.option(
     "--base",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
+    type=click.Path(file_okay=False),
+    metavar="DIR|ORG/NAME",
     help="Check this model too: `decod leader --base` would adapt it.",
 )
 @data_option
 @click.option("--full", is_flag=True, help="Read all of the data, however much that is.")
-def check(
-    path: Path, *, init: Path | None, base: Path | None, data: str | None, full: bool
-) -> None:
+def check(path: Path, *, init: str | None, base: str | None, data: str | None, full: bool) -> None:
     """Check all that `decod leader` checks before it prints a join string, and show the sizes.
 
     That is: the run file, the data and whether they fill a batch, the vocabulary, the held-out
@@ -218,6 +218,7 @@ def check(
       decod run check run.toml --init ./my-model
       decod run check run.toml --full
     """
+    from decod.cli.hub import fetched
     from decod.config.run_file import load_run_file
     from decod.config.schema import activation_size_bytes, average_size_bytes, count_parameters
     from decod.daemon.checks import check_shards, chosen_model, manifest_of, read_at_start_bytes
@@ -227,7 +228,7 @@ def check(
 
     loaded = load_run_file(path)
     with open_corpus(data or loaded.data.path) as dataset:
-        model = chosen_model(loaded.run, init, base)
+        model = chosen_model(loaded.run, fetched(init), fetched(base))
         manifest_of(loaded.run, dataset, model, print_warning)
         require_held_out(loaded, dataset)
         most_bytes = None if full else read_at_start_bytes(dataset)

@@ -33,9 +33,7 @@ class TextModel:
     """
 
     def __init__(self, folder: Path, device: str, base: Path | None = None) -> None:
-        judge_folder(folder, base=base)
-        self._stop_ids = _stop_ids(folder)
-        self._tokenizer = _tokenizer(folder, self._stop_ids)
+        self._stop_ids, self._tokenizer = read_folder(folder, base)
         import torch
 
         from decod.model.generate import LoadedModel
@@ -87,6 +85,17 @@ class TextModel:
                 yield piece_of(token)
         except torch.OutOfMemoryError as error:
             raise _no_memory(self._device_name, error) from error
+
+
+def read_folder(folder: Path, base: Path | None) -> tuple[list[int], FileTokenizer]:
+    """Return the tokens that end a text, and the tokenizer, of a folder that `TextModel` takes.
+
+    Raises:
+        DataError: As `TextModel`.
+    """
+    judge_folder(folder, base=base)
+    stop_ids = _stop_ids(folder)
+    return stop_ids, _tokenizer(folder, stop_ids)
 
 
 def _stop_ids(folder: Path) -> list[int]:

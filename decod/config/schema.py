@@ -55,7 +55,9 @@ CARRIED_MAX_CHARACTERS = 96 * 1024
 JSON_FILES = (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, GENERATION_FILE)
 """Files whose objects are carried."""
 
-_MODEL_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_.-]{1,96})?)?\Z")
+_MODEL_NAME = re.compile(
+    r"([A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9_.-]{1,96}(@[0-9a-f]{40})?)?)?\Z"
+)
 _TOKEN_ID = re.compile(r"(0|[1-9][0-9]{0,7})\Z")
 _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 
@@ -65,7 +67,8 @@ class Carried:
     """The files that are carried. The constructor checks its form."""
 
     base_model: str = ""
-    """The model's name: on the Hugging Face Hub if it is known, else that of its folder."""
+    """The model's name: OWNER/NAME or OWNER/NAME@COMMIT of the Hugging Face Hub if that is known,
+    else that of its folder."""
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The objects in JSON files, by the files' names."""
     template: str = ""

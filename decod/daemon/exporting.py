@@ -6,6 +6,7 @@ holds the weights of its own stage, and a few chunks of the others. No torch is 
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -69,6 +70,8 @@ _NOT_CARRIED = {
 }
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _CACHE_PREFIX = "models--"
+_SNAPSHOTS = "snapshots"
+_COMMIT = re.compile("[0-9a-f]{40}\\Z")
 
 
 def read_carried(folder: Path, dataset: Dataset) -> tuple[Carried, list[str]]:
@@ -105,14 +108,16 @@ def read_carried(folder: Path, dataset: Dataset) -> tuple[Carried, list[str]]:
 def base_model_of(folder: Path) -> str:
     """Return the name of the model in a folder, as far as the folder tells.
 
-    The cache of huggingface_hub names the model on the Hub. So may config.json, which counts if its
-    name ends as the folder's does. Otherwise it is the folder's own name.
+    The cache of huggingface_hub names the model on the Hub, and its commit. So may config.json name
+    it, which counts if its name ends as the folder's does. Otherwise it is the folder's own name.
     """
     path = folder.absolute()
-    for part in reversed(path.parts):
+    for index, part in reversed([*enumerate(path.parts)]):
         name = part.removeprefix(_CACHE_PREFIX).replace("--", "/")
         if part.startswith(_CACHE_PREFIX) and is_hub_name(name):
-            return name
+            place, commit = (*path.parts[index + 1 : index + 3], "", "")[:2]
+            is_pinned = place == _SNAPSHOTS and _COMMIT.match(commit) is not None
+            return f"{name}@{commit}" if is_pinned else name
     try:
         stated = read_fields(folder / CONFIG_FILE).get("_name_or_path")
     except DataError:
@@ -232,6 +237,16 @@ def render_card(facts: CardFacts) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def title_in_card(folder: Path) -> str:
+    """Return the run and the iteration that decod's card in a folder names; empty without one."""
+    try:
+        text = read_beginning(folder / CARD_FILE, _CARD_MAX_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"^\| run \| `(.+)`, run id .*\n\| iteration \| ([0-9]+)", text, re.MULTILINE)
+    return f"run {found[1]}, iteration {found[2]}" if found and MARK in text else ""
+
+
 def _subject(run: RunConfig) -> str:
     model = f"{run.model.model_type} language model with {count_parameters(run.model):,} parameters"
     if run.trains_all:
@@ -239,9 +254,13 @@ def _subject(run: RunConfig) -> str:
     return f"A LoRA adapter of rank {run.adapter.rank} for a {model}"
 
 
-def _base_model(facts: CardFacts) -> str:
-    """Return the name of the model that the run began with; empty if it began at random."""
-    return facts.card.base_model or Carried.from_text(facts.manifest.carried).base_model
+def base_of_run(card: CardConfig, manifest: Manifest) -> tuple[str, str]:
+    """Return the name of the model that a run began with, and its commit on the Hub if known.
+
+    The name is empty if the run began at random. The organiser's own words win.
+    """
+    name, _, commit = Carried.from_text(manifest.carried).base_model.partition("@")
+    return (name, commit) if card.base_model in ("", name) else (card.base_model, "")
 
 
 def _header(facts: CardFacts, model_type: str) -> str:
@@ -254,7 +273,7 @@ def _header(facts: CardFacts, model_type: str) -> str:
     lines += ["tags:", "- decod", f"- {model_type}", *([] if trains_all else ["- lora"])]
     if card.license:
         lines.append(f"license: {json.dumps(card.license)}")
-    if base_model := _base_model(facts):
+    if base_model := base_of_run(card, facts.manifest)[0]:
         lines.append(f"base_model: {json.dumps(base_model)}")
     if names := card.dataset_names:
         lines += ["datasets:", *(f"- {json.dumps(name)}" for name in names)]
@@ -274,6 +293,8 @@ def _training(facts: CardFacts) -> dict[str, str]:
         begun = f"weights with SHA-256 `{manifest.initial_weights}`"
     tokenizer = "UTF-8 bytes" if facts.tokenizer == "bytes" else "its own `tokenizer.json`"
     names = ", ".join(facts.card.dataset_names)
+    base_model, commit = base_of_run(facts.card, manifest)
+    at = f", commit `{commit}`" if commit else ""
     return {
         "run": f"`{run.name}`, run id `{facts.run_id}`",
         "iteration": f"{facts.iteration}{planned}",
@@ -285,7 +306,7 @@ def _training(facts: CardFacts) -> dict[str, str]:
         "batch": f"{num_tokens:,} tokens in sequences of {batch.sequence_length:,}",
         "tokenizer": f"{tokenizer}, {manifest.data_vocab_size:,} tokens",
         "nodes that contributed": f"at least {facts.num_nodes}",
-        "base model": f"`{base_model}`" if (base_model := _base_model(facts)) else "none",
+        "base model": f"`{base_model}`{at}" if base_model else "none",
         "beginning": begun if manifest.start_iteration == 0 else _resumed(manifest),
         "weights": model.dtype.value,
         "software": f"decod {__version__}",

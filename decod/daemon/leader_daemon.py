@@ -15,7 +15,7 @@ from decod.daemon.contact import patiently
 from decod.daemon.desk import Desk
 from decod.daemon.entry import EntryFinder, LeaderOptions, continued, founded
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
-from decod.daemon.exporting import CardFacts, complete_folder, export_model
+from decod.daemon.exporting import CardFacts, base_of_run, complete_folder, export_model
 from decod.daemon.host import Host, Leaving, Say, run_until_left
 from decod.daemon.life import Life, announce, reach_of_data_node, take_part
 from decod.daemon.member_admission import found
@@ -520,10 +520,12 @@ class _Leading:
     async def _export_to(self, folder: Path) -> tuple[int, str]:
         """Write the model; return its iteration, and what its folder lacks."""
         node, missing = self._node, ""
-        run = node.part.run
-        file = self._options.run_file
-        name = "" if run.trains_all else file.card.base_model
-        iteration = await export_model(self._sources, run, folder, name or self._base)
+        run, base = node.part.run, self._base
+        if not run.trains_all:
+            card = self._options.run_file.card
+            name, commit = base_of_run(card, node.part.manifest)
+            base = f"{name}@{commit}" if commit else card.base_model or base
+        iteration = await export_model(self._sources, run, folder, base)
         node.note("model.exported", iteration=iteration, path=str(folder))
         if (dataset := node.dataset) is not None:
             facts = self._card_facts(dataset, iteration)

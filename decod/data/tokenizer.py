@@ -140,6 +140,13 @@ _OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "t
 """Tokenizers in other formats."""
 
 
+FOLDER_FILES = (
+    *(TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, GENERATION_FILE, CONFIG_FILE),
+    *_OTHER_FILES,
+)
+"""The files of a model's folder that `load_tokenizer` looks at."""
+
+
 class Tokenizer(Protocol):
     """The interface of both kinds."""
 

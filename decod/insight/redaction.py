@@ -41,6 +41,8 @@ _TOKEN = re.compile(
     r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=\\u[0-9a-f]{4}))"
     r"(?:[a-z2-7]{32}|[A-Z2-7]{32})(?![A-Za-z0-9])"
 )
+_HUB_TOKEN = re.compile(r"(?<![A-Za-z0-9])hf_(?:[a-z]{2,8}_)?[A-Za-z0-9]{16,}")
+"""A token of the Hugging Face Hub."""
 _HOME = re.compile(r"(/home/|/Users/|/var/home/)([^/\s\"'\\:,;)\]}]+)")
 _IPV4 = re.compile(r"(?<![\w.])[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![\w]|\.[0-9])")
 _IPV6 = re.compile(r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f.]{0,15}){2,8}(?:%[\w.-]+)?(?!\w)")
@@ -126,7 +128,7 @@ class Redactor:
         for secret in self._secrets:
             text = text.replace(secret, PRIVATE_KEY)
         text = _JOIN_STRING.sub(JOIN_STRING, text)
-        text = _TOKEN.sub(TOKEN, text)
+        text = _TOKEN.sub(TOKEN, _HUB_TOKEN.sub(TOKEN, text))
         text = self._without_homes(text)
         for escape, plain in _ESCAPES.items():
             text = text.replace(escape, plain)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DataError
+from decod.files import hub_name
 from decod.model.shape import adapter_shapes
 from decod.model.weights import read_header, read_json, refuse_weights
 from decod.run.adapter_config import AdapterConfig, AdapterKind
@@ -22,6 +23,7 @@ PEFT_PREFIX = "base_model.model."
 """What PEFT writes before the name of each parameter."""
 
 _BASE = "base_model_name_or_path"
+_REVISION = "revision"
 
 _ALPHA_MAX = 1e6
 _DTYPES = ("BF16", "F16", "F32", "F64")
@@ -54,8 +56,9 @@ def adapter_fields(model: ModelConfig, adapter: AdapterConfig, base: str | None)
     Args:
         model: The model beside which it was trained.
         adapter: Its settings.
-        base: Folder of that model, or its name on the Hub.
+        base: Folder of that model, or its name on the Hub, maybe with a revision.
     """
+    name, revision = hub_name(base or "") or (base, "")
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -66,7 +69,8 @@ def adapter_fields(model: ModelConfig, adapter: AdapterConfig, base: str | None)
         "lora_dropout": 0.0,
         "bias": "none",
         "inference_mode": True,
-        _BASE: base,
+        _BASE: name,
+        _REVISION: revision or None,
     }
 
 
@@ -76,6 +80,23 @@ def all_adapters(model: ModelConfig, adapter: AdapterConfig) -> Shapes:
     for index in range(model.num_hidden_layers):
         found |= adapter_shapes(model, adapter, index)
     return found
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter, and no model."""
+    return (folder / ADAPTER_CONFIG).exists() and not (folder / "config.json").exists()
+
+
+def hub_base_of(folder: Path) -> str | None:
+    """Return the model on the Hub that an adapter names. None: it names a folder of this host.
+
+    Raises:
+        DataError: The settings of the adapter can't be read.
+    """
+    fields = read_json(folder / ADAPTER_CONFIG)
+    named, revision = fields.get(_BASE), fields.get(_REVISION)
+    text = f"{named}@{revision}" if revision else str(named)
+    return text if hub_name(text) is not None and not Path(str(named)).exists() else None
 
 
 def base_of(folder: Path, base: Path | None = None) -> Path | None:
@@ -88,12 +109,12 @@ def base_of(folder: Path, base: Path | None = None) -> Path | None:
     Raises:
         DataError: The settings can't be read, or name no folder of this host.
     """
-    if not (folder / ADAPTER_CONFIG).exists() or (folder / "config.json").exists():
+    if not is_adapter(folder):
         return None
     named: object = base or read_json(folder / ADAPTER_CONFIG).get(_BASE)
     found = Path(named) if isinstance(named, str | Path) and "\0" not in str(named) else None
     if found is not None and found.is_dir():
-        if (found / ADAPTER_CONFIG).exists() and not (found / "config.json").exists():
+        if is_adapter(found):
             raise DataError(
                 f"{found} holds an adapter, and no model",
                 why=f"the adapter in {folder} changes a model",

@@ -35,6 +35,10 @@ ALLOWED = {
         "decod/model/cut.py",
         "transformers",
     ): "its classes of known types, without weights; settings that fetch code are taken out",
+    (
+        "decod/cli/hub.py",
+        "huggingface_hub",
+    ): "fetches safetensors and texts alone, and compares their hashes",
     ("scripts/architectures.py", "transformers"): "the names of its types",
     ("decod/worker/ranks/group.py", "torch.distributed"): "on loopback, own processes; numbers",
     ("decod/train/weight_shards.py", "torch.distributed"): "the same group; numbers",

@@ -30,6 +30,7 @@ from tests.support.exports import (
 )
 from tests.support.published_models import byte_tokenizer
 
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXT = "héllo  wörld 日本\n\tthe cat \x00 \x7f"
 
 
@@ -154,10 +155,31 @@ def test_the_run_file_names_the_base_model_if_the_folder_does_not(tmp_path: Path
     assert "base_model" not in render_card(card_facts(dataset))
     for folder, name in (
         ("hub/models--someone--base/snapshots/abc", "someone/base"),
+        (f"hub/models--someone--base/snapshots/{COMMIT}", f"someone/base@{COMMIT}"),
+        (f"hub/models--someone--base/snapshots/{COMMIT}/x", f"someone/base@{COMMIT}"),
         ("Base-1.1B", "Base-1.1B"),
         ("a folder", ""),
     ):
         assert base_model_of(tmp_path / folder) == name
+
+
+def test_a_card_names_the_commit_unless_the_organiser_names_another_model(tmp_path: Path) -> None:
+    dataset = make_corpus(tmp_path / "corpus")
+    carried = Carried(base_model=f"someone/base@{COMMIT}")
+    facts = card_facts(dataset)
+    manifest = dataclasses.replace(facts.manifest, carried=carried.to_text())
+    for named, model, table in (
+        ("", "someone/base", f"`someone/base`, commit `{COMMIT}`"),
+        ("someone/base", "someone/base", f"`someone/base`, commit `{COMMIT}`"),
+        ("someone/other", "someone/other", "`someone/other`"),
+    ):
+        card = CardConfig(base_model=named)
+        text = render_card(dataclasses.replace(facts, manifest=manifest, card=card))
+        assert huggingface_hub.ModelCard(text).data.base_model == model
+        assert f"| base model | {table} |" in text
+    for name in ("someone/base@main", f"base@{COMMIT}", f"someone/base@{COMMIT}\n"):
+        with pytest.raises(ConfigError, match="base_model"):
+            Carried(base_model=name)
 
 
 def test_a_tokenizer_that_is_too_long_to_travel_is_told(tmp_path: Path) -> None:

@@ -155,13 +155,13 @@ def test_an_index_without_a_beginning_keeps_its_hash_and_its_form(tmp_path: Path
     assert index.sha256 == "f42065e7ef971ada051f7eeee61f271e146a59b22dc84ffe0b6b4389a865c255"
 
 
-def test_a_name_on_the_hub_is_answered_with_the_download(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="hf download someone/model --local-dir model"):
-        load_tokenizer("someone/model")
+def test_an_address_on_the_hub_is_answered_with_the_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="on the Hugging Face Hub, give someone/model"):
+        load_tokenizer("https://huggingface.co/someone/model")
     for name in ("tokenizer.json", "no/tokenizer.json", "my-tokenizer.json"):
         with pytest.raises(DataError) as caught:
             load_tokenizer(name)
-        assert "hf download" not in str(caught.value)
+        assert "Hugging Face Hub" not in str(caught.value)
     (tmp_path / "tokenizer.model").write_bytes(b"\n")
     with pytest.raises(DataError, match=r"only tokenizer\.model, .*save_pretrained"):
         load_tokenizer(str(tmp_path))

@@ -50,6 +50,7 @@ def redacted(text: str) -> str:
         (json.dumps(JOIN.replace("-", "\u2013")), '"[join string]"'),
         (json.dumps([JOIN.partition("@")[0], "--stage"]), '["[join string]", "--stage"]'),
         (f"token {SECRET}.", "token [token]."),
+        ("HF_TOKEN=hf_aBcDeFgHiJkLmNoPqRsTuVwX", "HF_TOKEN=[token]"),
         (json.dumps(f"a\n{SECRET}"), '"a\\n[token]"'),
         ("from 203.0.113.7:7700", "from host-1:7700"),
         ("from 203.0.113.7.", "from host-1."),
