@@ -5,7 +5,7 @@
 
 import copy
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from decod.cli.printing import json_text
 from decod.config.node_config import DEVICES_MAX
 from decod.errors import ConfigError
 from decod.lab.cli.plan_options import json_option, path_type, seed_option
-from decod.texts import size_text
+from decod.texts import counted, size_text
 
 if TYPE_CHECKING:
     from decod.config.needs import StageNeeds
@@ -51,6 +51,12 @@ _SPREAD_LEGEND = (
     " HOST is what it then takes of the host's memory. Members spread a stage only if MEMORY"
     " does not fit."
 )
+
+
+_CARDS_GIB = (4, 6, 8, 10, 12, 16, 24, 32, 48, 80)
+"""Memory of usual graphics cards."""
+_TORCH_GIB = 1
+"""Left of it for torch and the system."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +323,42 @@ def _described(
         "stages": [
             _described_stage(index, blocks[index], stage) for index, stage in enumerate(stages)
         ],
+        "cards": [{"num_volunteers": num, "memory_gib": gib} for gib, num in _cards(run).items()],
         "forecast": forecast,
     }
+
+
+def _cards(run: "RunConfig") -> dict[int, int]:
+    """Return how few volunteers are enough, by the memory of their cards in GiB.
+
+    Each computes one stage, and there are as many stages as volunteers. More memory is named only
+    if fewer are enough with it.
+    """
+    from decod.config.needs import stage_needs
+    from decod.run.model_config import StagesConfig
+
+    needed = dict[int, int]()
+    for num in range(1, run.model.num_hidden_layers + 1):
+        cut = replace(run, stages=StagesConfig(num_relay_stages=num))
+        # The first stage of relays is the largest.
+        needed[num] = stage_needs(cut, 1).memory_min_bytes
+    found = dict[int, int]()
+    for gib in _CARDS_GIB:
+        room = (gib - _TORCH_GIB) << 30
+        enough = min((num for num, num_bytes in needed.items() if num_bytes <= room), default=0)
+        if enough and enough < min(found.values(), default=enough + 1):
+            found[gib] = enough
+    return found
+
+
+def _cards_text(cards: dict[int, int]) -> str:
+    """Return which cards are enough, in a sentence."""
+    told = [f"{counted(num, 'volunteer')} with {gib} GiB" for gib, num in cards.items()]
+    if not told:
+        return f"no card of {_CARDS_GIB[-1]} GiB holds one block in training"
+    *most, last = told
+    listed = f"{', '.join(most)}, or {last}" if most else last
+    return f"enough, with as many relay stages: {listed}. {_TORCH_GIB} GiB is left for torch."
 
 
 def _described_stage(index: int, blocks: range, stage: _Stage) -> dict[str, Any]:
@@ -370,6 +410,7 @@ def _print_stages(run: "RunConfig", stages: list[_Stage]) -> None:
         )
     make_console().print(table)
     click.echo(_LEGEND)
+    click.echo(_cards_text(_cards(run)))
     if is_spread:
         click.echo(_SPREAD_LEGEND)
 

@@ -1,6 +1,7 @@
 """`decod run plan`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from decod.cli.main import main
 from decod.config.needs import stage_needs
 from decod.config.run_file import load_run_file
 from decod.exit_codes import ExitCode
+from decod.run.model_config import StagesConfig
 from tests.unit.lab.cli.test_plan_run import HOSTS, RUN
 
 DILOCO = '[sync]\nmethod = "diloco"\nevery = 20\noverlap = true\ncompression = "int4"\n'
@@ -52,6 +54,31 @@ def test_each_stage_has_its_needs(run_path: Path, capsys: pytest.CaptureFixture[
         assert stage["memory_min_bytes"] == needs.device_bytes + needs.microbatch_bytes
         assert stage["download_bytes"] == needs.state_bytes
     assert answer["num_parameters"] == sum(each["num_parameters"] for each in answer["stages"])
+
+
+def test_fewer_volunteers_are_enough_with_larger_cards(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    large = tmp_path / "large.toml"
+    assert main(["run", "init", str(large), "--preset", "llama-8b"]) == 0
+    text = large.read_text().replace('kind = "none"', 'kind = "lora"')
+    large.write_text(text.replace('base = "model"', 'base = "nf4"'))
+    run = load_run_file(large).run
+    capsys.readouterr()
+    cards = planned(capsys, large)["cards"]
+    assert [each["num_volunteers"] for each in cards] == sorted(
+        {each["num_volunteers"] for each in cards}, reverse=True
+    )
+    assert cards[-1]["num_volunteers"] == 1
+    for each in cards:
+        num = each["num_volunteers"]
+        cut = replace(run, stages=StagesConfig(num_relay_stages=num))
+        most = max(stage_needs(cut, index + 1).memory_min_bytes for index in range(num))
+        assert most <= (each["memory_gib"] - 1) << 30
+    assert main(["run", "plan", str(large)]) == 0
+    said = capsys.readouterr().out
+    assert f"or 1 volunteer with {cards[-1]['memory_gib']} GiB" in said
+    assert planned(capsys, run_path)["cards"] == [{"num_volunteers": 1, "memory_gib": 4}]
 
 
 def test_several_devices_have_a_second_way(
