@@ -64,6 +64,11 @@ def data() -> None:
     help="JSON field or Parquet column that holds the text.",
 )
 @click.option(
+    "--document-masks",
+    is_flag=True,
+    help="Mark where documents begin, so that no token is predicted from another document.",
+)
+@click.option(
     "--shard-tokens",
     type=click.IntRange(min=1),
     default=2**26,

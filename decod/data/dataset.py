@@ -19,7 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from decod.data.block import Block, BlockCache, BlockError, OnRead
-from decod.data.index import INDEX_FILE, INDEX_SIZE_MAX_BYTES, Index, parse_index, read_index
+from decod.data.index import (
+    BEGINS,
+    INDEX_FILE,
+    INDEX_SIZE_MAX_BYTES,
+    MARK_SHIFT,
+    TARGET,
+    Index,
+    parse_index,
+    read_index,
+)
 from decod.data.order import CHUNK_TOKENS, NUM_LANES, count_windows, microbatch_windows
 from decod.data.readers import (
     Blocks,
@@ -52,6 +61,10 @@ class CacheConfig:
     """Returns how much it may hold."""
 
 
+_Place = tuple[MicrobatchId, BatchConfig, int]
+"""What determines a microbatch: its id, the run's batch, and the run's seed."""
+
+
 class Dataset:
     """Random access to the tokens of a corpus. Create one with `open` or a method beside it."""
 
@@ -66,6 +79,8 @@ class Dataset:
         self.blocks = Blocks(reader, index)
         self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in index.shards)]
         """Position in the corpus of every shard's first token, then the end."""
+        self._read_last: tuple[_Place, npt.NDArray[np.int64]] | None = None
+        """The microbatch read last, if it has marks. They are asked for after its tokens."""
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = False) -> Self:
@@ -217,15 +232,47 @@ class Dataset:
             ConfigError: The run has no such microbatch.
             DataError: The corpus is too short, or a token is outside the vocabulary.
         """
+        return self.index.ids(self._items(mb, batch, seed))
+
+    def marks(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> npt.NDArray[np.uint8]:
+        """Return the marks of a microbatch's tokens, bits of `TARGET` and `BEGINS`.
+
+        A row begins a document, since it shows nothing of what came before. Tokens without marks
+        are all targets, of one document a row, and nothing is read.
+
+        Args:
+            mb: Id of the microbatch.
+            batch: The run's batch.
+            seed: The run's seed.
+
+        Returns:
+            (microbatch_size, sequence_length + 1) uint8, new memory. The first column is of tokens
+            that are only inputs, and no target whatever its mark.
+
+        Raises as `microbatch`.
+        """
+        if self.index.marks is None:
+            marks = np.full((batch.microbatch_size, batch.sequence_length + 1), TARGET, np.uint8)
+        else:
+            marks = (self._items(mb, batch, seed) >> MARK_SHIFT).astype(np.uint8)
+        marks[:, 0] |= BEGINS
+        return marks
+
+    def _items(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> npt.NDArray[np.int64]:
+        """Return the items of a microbatch; see `decod.data.index`. Otherwise as `microbatch`."""
+        if self._read_last is not None and self._read_last[0] == (mb, batch, seed):
+            return self._read_last[1]
         windows = microbatch_windows(mb, batch=batch, num_tokens=self.num_tokens, seed=seed)
-        tokens = np.empty((batch.microbatch_size, batch.sequence_length + 1), np.int64)
+        items = np.empty((batch.microbatch_size, batch.sequence_length + 1), np.int64)
         problems: dict[Block, DataError] = {}
-        for row, window in zip(tokens, windows, strict=True):
+        for row, window in zip(items, windows, strict=True):
             self._read_into(row, window * batch.sequence_length, problems)
         if problems:
             raise BlockError(problems)
         self.blocks.forget_given()
-        return tokens
+        if self.index.marks is not None:
+            self._read_last = ((mb, batch, seed), items)
+        return items
 
     def blocks_of(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> list[Block]:
         """Return the blocks that hold a microbatch, in its order. Arguments as of `microbatch`."""
@@ -307,7 +354,7 @@ class Dataset:
         beginning: list[int] = []
         num_tokens = 0
         for block in self._every(1):
-            tokens = self.blocks.tokens(block)
+            tokens = self.index.ids(self.blocks.tokens(block))
             start = 0
             for end in [*np.flatnonzero(tokens == self.index.tokenizer.eos_id), len(tokens)]:
                 room = num_tokens_max - len(beginning)
@@ -321,6 +368,7 @@ class Dataset:
 
     def close(self) -> None:
         """Free the memory."""
+        self._read_last = None
         self.blocks.clear()
 
     def __enter__(self) -> Self:
@@ -332,7 +380,7 @@ class Dataset:
     def _read_into(
         self, row: npt.NDArray[np.int64], position: int, problems: dict[Block, DataError]
     ) -> None:
-        """Fill `row`, (T,), with the tokens from `position` on, across blocks and shards."""
+        """Fill `row`, (T,), with the items from `position` on, across blocks and shards."""
         done = 0
         for block, start, num in self._spans(position, len(row)):
             try:

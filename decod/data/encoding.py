@@ -30,7 +30,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decod import __version__
 from decod.data.block import OnRead
-from decod.data.index import Dtype, ShardEntry, ShardFile, shard_file
+from decod.data.index import (
+    BEGINS,
+    MARK_SHIFT,
+    TARGET,
+    Dtype,
+    ShardEntry,
+    ShardFile,
+    shard_file,
+)
 from decod.data.source_files import SourceFile
 from decod.data.sources import (
     BadRecord,
@@ -66,6 +74,8 @@ class PartResult(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     num_tokens: int
+    num_targets: int = 0
+    """Number of tokens that training predicts, if they have marks."""
     num_bad: int = 0
     """Number of records that were left out."""
     bad: tuple[BadRecord, ...] = ()
@@ -268,6 +278,8 @@ class Preparation:
     eos_id: int
     bos_id: int | None
     dtype: Dtype
+    document_masks: bool
+    """Whether tokens get marks that say where documents begin."""
     release: str
     """What must be equal wherever a task runs, or the tokens may differ."""
 
@@ -321,7 +333,7 @@ def encode_part(
     _require_release(preparation)
     encoder = _encoder(preparation)
     dtype = np.dtype(preparation.dtype).newbyteorder("<")
-    num_tokens = num_bad = 0
+    num_tokens = num_targets = num_bad = 0
     bad: list[BadRecord] = []
 
     def leave_out(record: BadRecord) -> None:
@@ -344,12 +356,15 @@ def encode_part(
         _published(preparation.part_path(part_index)) as path,
         path.open("wb", buffering=2**20) as file,
     ):
-        for token_ids in encode(pieces, encoder):
-            file.write(token_ids.astype(dtype).tobytes())
-            num_tokens += token_ids.size
+        for items in encode(pieces, encoder, marked=preparation.document_masks):
+            file.write(items.astype(dtype).tobytes())
+            num_tokens += items.size
+            num_targets += int(np.count_nonzero(items >> MARK_SHIFT & TARGET))
         file.flush()
         os.fsync(file.fileno())
-    return PartResult(num_tokens=num_tokens, num_bad=num_bad, bad=tuple(bad))
+    return PartResult(
+        num_tokens=num_tokens, num_targets=num_targets, num_bad=num_bad, bad=tuple(bad)
+    )
 
 
 def join_shard(preparation: Preparation, shard_index: int, spans: Sequence[Span]) -> ShardEntry:
@@ -374,22 +389,40 @@ def join_shard(preparation: Preparation, shard_index: int, spans: Sequence[Span]
         return shard.finish(shard_index, item_size_bytes=preparation.item_size_bytes)
 
 
-def encode(pieces: Iterable[Piece], encoder: Tokenizer) -> Iterator[npt.NDArray[np.uint32]]:
+def encode(
+    pieces: Iterable[Piece], encoder: Tokenizer, *, marked: bool = False
+) -> Iterator[npt.NDArray[np.uint32]]:
     """Yield the token ids of documents, (T,).
 
     The end token stands behind each document, and before it a beginning token if there is one.
+
+    Args:
+        pieces: The documents.
+        encoder: The tokenizer.
+        marked: Add marks to the ids: all tokens are targets, except for a document's first.
     """
     eos = np.array([encoder.eos_id], np.uint32)
     bos = None if encoder.bos_id is None else np.array([encoder.bos_id], np.uint32)
     for batch in _batches(pieces):
         parts: list[npt.NDArray[np.uint32]] = []
+        begins: list[int] = []
+        num_tokens = 0
         for piece, ids in zip(batch, _ids_of(batch, encoder), strict=True):
+            if piece.begins_document:
+                begins.append(num_tokens)
+                num_tokens += bos is not None
+            num_tokens += ids.size + piece.ends_document
             if bos is not None and piece.begins_document:
                 parts.append(bos)
             parts.append(ids)
             if piece.ends_document:
                 parts.append(eos)
-        yield np.concatenate(parts)
+        items = np.concatenate(parts)
+        if marked:
+            marks = np.full(items.size, TARGET << MARK_SHIFT, np.uint32)
+            marks[[place for place in begins if place < items.size]] = BEGINS << MARK_SHIFT
+            items |= marks
+        yield items
 
 
 def _ids_of(batch: Sequence[Piece], encoder: Tokenizer) -> Iterator[npt.NDArray[np.uint32]]:

@@ -54,7 +54,9 @@ from decod.data.index import (
     BLOCK_BYTES,
     FORMAT_VERSION,
     INDEX_FILE,
+    MARKS_FORMAT_VERSION,
     Index,
+    Marks,
     ShardEntry,
     ShardWriter,
     Skipped,
@@ -241,6 +243,8 @@ class PrepareConfig:
     """JSON field or Parquet column with the text."""
     shard_tokens: int = SHARD_TOKENS_DEFAULT
     """Largest number of tokens in a shard. The last shard holds the rest."""
+    document_masks: bool = False
+    """Mark where documents begin, so that no token is predicted from another document."""
     skip_bad: bool = False
     """Leave out records that hold no usable text, and count them."""
     force: bool = False
@@ -292,7 +296,8 @@ def prepare(
         tokenizer_sha256=encoder.sha256,
         eos_id=encoder.eos_id,
         bos_id=encoder.bos_id,
-        dtype=dtype_for(encoder.vocab_size),
+        dtype=dtype_for(encoder.vocab_size, marked=config.document_masks),
+        document_masks=config.document_masks,
         release=release(),
     )
     if config.skip_bad:
@@ -307,7 +312,10 @@ def prepare(
         # Another process takes longer to start than a small corpus takes here.
         engine = engine if len(parts) > 1 else this_process()
         shards = progression.run(engine, on_read)
-        index = _index_of(encoder, shards, _skipped(files, *progression.left_out()))
+        marks = None
+        if config.document_masks and shards:
+            marks = Marks(num_targets=sum(part.num_targets for part in journal.parts.values()))
+        index = _index_of(encoder, shards, _skipped(files, *progression.left_out()), marks)
         journal.begin_move()
         _move_into_place(preparation.folder, out, index)
         shutil.rmtree(preparation.folder.parent, ignore_errors=True)
@@ -350,7 +358,7 @@ def _preparation_id(
     """Return the name of a preparation, which changes with everything that changes its tasks."""
     digest = hashlib.sha256()
     ends = (tokenizer.bos_id, tokenizer.eos_id)
-    texts = (config.text_field, config.skip_bad)
+    texts = (config.text_field, config.skip_bad, config.document_masks)
     options = (tokenizer.sha256, ends, texts, config.shard_tokens)
     for part in (_PREPARATION_VERSION, PART_SIZE_BYTES, release()), options, *map(astuple, files):
         # ASCII, because names of files need not be Unicode.
@@ -460,7 +468,10 @@ def _skipped(
 
 
 def _index_of(
-    encoder: Tokenizer, shards: tuple[ShardEntry, ...], skipped: Skipped | None = None
+    encoder: Tokenizer,
+    shards: tuple[ShardEntry, ...],
+    skipped: Skipped | None = None,
+    marks: Marks | None = None,
 ) -> Index:
     if not shards:
         why = "a corpus without tokens cannot be trained on"
@@ -475,7 +486,7 @@ def _index_of(
             code="E-DAT-017",
         )
     return Index(
-        format_version=FORMAT_VERSION,
+        format_version=FORMAT_VERSION if marks is None else MARKS_FORMAT_VERSION,
         tokenizer=TokenizerEntry(
             kind=encoder.kind,
             sha256=encoder.sha256,
@@ -483,8 +494,9 @@ def _index_of(
             eos_id=encoder.eos_id,
             bos_id=encoder.bos_id,
         ),
-        dtype=dtype_for(encoder.vocab_size),
+        dtype=dtype_for(encoder.vocab_size, marked=marks is not None),
         skipped=skipped,
+        marks=marks,
         num_tokens=sum(shard.num_tokens for shard in shards),
         block_bytes=BLOCK_BYTES,
         shards=shards,
