@@ -65,6 +65,20 @@ _Place = tuple[MicrobatchId, BatchConfig, int]
 """What determines a microbatch: its id, the run's batch, and the run's seed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The beginning of a document."""
+
+    position: int
+    """Place of its first token in the corpus."""
+    num_tokens: int
+    """Number of all its tokens."""
+    token_ids: list[int]
+    """The first of them."""
+    marks: list[int] | None
+    """Their marks. None: the corpus has none."""
+
+
 class Dataset:
     """Random access to the tokens of a corpus. Create one with `open` or a method beside it."""
 
@@ -195,14 +209,29 @@ class Dataset:
         return tokenizer
 
     def num_windows(self, sequence_length: int) -> int:
-        """Return the number of sequences in an epoch."""
+        """Return the number of sequences in an epoch.
+
+        Raises:
+            DataError: The corpus is packed for sequences of another length.
+        """
+        packed = self.index.sequence_length
+        if packed not in (None, sequence_length):
+            raise DataError(
+                f"{self.place} holds conversations in windows of {packed} tokens, and a sequence "
+                f"has {sequence_length}",
+                why="a sequence would hold parts of conversations",
+                fix=f"set batch.sequence_length = {packed}, or prepare the conversations again "
+                f"with --sequence-length {sequence_length}",
+                code="E-DAT-026",
+            )
         return count_windows(self.num_tokens, sequence_length=sequence_length)
 
     def require_batch(self, batch: BatchConfig) -> None:
         """Check that the corpus can fill a batch.
 
         Raises:
-            DataError: One iteration takes more sequences than the corpus has.
+            DataError: One iteration takes more sequences than the corpus has, or the corpus is
+                packed for sequences of another length.
         """
         num_windows = self.num_windows(batch.sequence_length)
         needed = batch.microbatch_size * batch.num_microbatches * batch.num_data_nodes
@@ -262,6 +291,7 @@ class Dataset:
         """Return the items of a microbatch; see `decod.data.index`. Otherwise as `microbatch`."""
         if self._read_last is not None and self._read_last[0] == (mb, batch, seed):
             return self._read_last[1]
+        self.num_windows(batch.sequence_length)
         windows = microbatch_windows(mb, batch=batch, num_tokens=self.num_tokens, seed=seed)
         items = np.empty((batch.microbatch_size, batch.sequence_length + 1), np.int64)
         problems: dict[Block, DataError] = {}
@@ -340,10 +370,10 @@ class Dataset:
                     for more in itertools.islice(blocks, 1)
                 )
 
-    def documents(self, num_tokens_max: int) -> Iterator[tuple[list[int], int]]:
-        """Yield the first tokens of each document, in order, and the number of all its tokens.
+    def documents(self, num_tokens_max: int) -> Iterator[Document]:
+        """Yield the documents, in order, each with its first tokens.
 
-        The end tokens are left out.
+        Without marks, documents are what stands between end tokens, and these are left out.
 
         Args:
             num_tokens_max: How many of a document's tokens to yield.
@@ -351,20 +381,36 @@ class Dataset:
         Raises:
             BlockError: The corpus is damaged.
         """
+        is_marked = self.index.marks is not None
         beginning: list[int] = []
-        num_tokens = 0
+        num_tokens = position = 0
+
+        def document() -> Document:
+            ids = self.index.ids(np.array(beginning, np.int64)).tolist()
+            marks = [item >> MARK_SHIFT for item in beginning] if is_marked else None
+            return Document(position - num_tokens, num_tokens, ids, marks)
+
         for block in self._every(1):
-            tokens = self.index.ids(self.blocks.tokens(block))
+            items = self.blocks.tokens(block)
             start = 0
-            for end in [*np.flatnonzero(tokens == self.index.tokenizer.eos_id), len(tokens)]:
+            bounds = (
+                items >> MARK_SHIFT & BEGINS if is_marked else items == self.index.tokenizer.eos_id
+            )
+            for end in [*np.flatnonzero(bounds).tolist(), len(items)]:
                 room = num_tokens_max - len(beginning)
-                beginning += tokens[start : min(end, start + room)].tolist()
-                num_tokens += int(end) - start
-                if end < len(tokens):
-                    yield beginning, num_tokens
+                beginning += items[start : min(end, start + room)].tolist()
+                num_tokens += end - start
+                position += end - start
+                start = end
+                if end < len(items):
+                    if num_tokens or not is_marked:
+                        yield document()
                     beginning = []
                     num_tokens = 0
-                start = int(end) + 1
+                    start += not is_marked
+                    position += not is_marked
+        if is_marked:
+            yield document()
 
     def close(self) -> None:
         """Free the memory."""

@@ -100,11 +100,32 @@ class Skipped(_Strict):
     """The places of the first of them, and what was wrong with each."""
 
 
+class ConversationCounts(_Strict):
+    """What became of conversations."""
+
+    num_conversations: int = 0
+    """Conversations in the corpus."""
+    num_tokens: int = 0
+    """Their tokens. The others are padding."""
+    num_cut: int = 0
+    """Those of them that lack what comes after the last answer that fits into a window."""
+    num_too_long: int = 0
+    """Conversations that were left out because their first answer does not fit into a window."""
+    num_unanswered: int = 0
+    """Conversations that were left out because they hold no answer."""
+    num_tokens_lost: int = 0
+    """Tokens of all that was cut off or too long."""
+
+
 class Marks(_Strict):
     """What the marks of a corpus say."""
 
     num_targets: Annotated[int, Field(ge=1)]
     """Number of tokens that training predicts."""
+    sequence_length: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of a window, whose end no conversation crosses. None: windows may lie anywhere."""
+    conversations: ConversationCounts | None = None
+    """None: the corpus was made from text."""
 
 
 class Index(_Strict):
@@ -133,8 +154,6 @@ class Index(_Strict):
             raise ValueError("tokenizer.bos_id is outside the vocabulary")
         if self.dtype != dtype_for(self.tokenizer.vocab_size, marked=self.marks is not None):
             raise ValueError(f"dtype {self.dtype} does not fit tokenizer.vocab_size and marks")
-        if (self.format_version == MARKS_FORMAT_VERSION) != (self.marks is not None):
-            raise ValueError("format_version does not fit marks")
         for shard_index, shard in enumerate(self.shards):
             if shard.file != shard_file(shard_index):
                 raise ValueError(f"shards[{shard_index}].file is {shard.file}, out of order")
@@ -146,10 +165,23 @@ class Index(_Strict):
             raise ValueError("num_tokens is not the sum over the shards")
         return self
 
+    @model_validator(mode="after")
+    def _marks_agree(self) -> "Index":
+        if (self.format_version == MARKS_FORMAT_VERSION) != (self.marks is not None):
+            raise ValueError("format_version does not fit marks")
+        if (length := self.sequence_length) is not None and (self.num_tokens - 1) % length:
+            raise ValueError("num_tokens does not fit marks.sequence_length")
+        return self
+
     @property
     def item_size_bytes(self) -> int:
         """Size of one token."""
         return _ITEM_SIZE_BYTES[self.dtype]
+
+    @property
+    def sequence_length(self) -> int | None:
+        """The only length of sequences that the corpus can be read in. None: any."""
+        return None if self.marks is None else self.marks.sequence_length
 
     @property
     def sha256(self) -> str:
@@ -165,6 +197,7 @@ class Index(_Strict):
                 "block_bytes": True,
                 "shards": {"__all__": {"block_sha256": True}},
                 "skipped": True,
+                "marks": {"conversations": True},
             },
             exclude_none=True,
         )
