@@ -249,17 +249,21 @@ def _one_line(error: BaseException) -> str:
 def _limit_time() -> None:
     """Have the system kill this process if it uses much more processor time from now on."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    soft = int(used.ru_utime + used.ru_stime) + RENDER_MAX_S + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+    _bound(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + RENDER_MAX_S + 1)
 
 
 def _limit() -> None:
     """Take from this process what a template has no need of."""
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_MAX_BYTES, _MEMORY_MAX_BYTES))
+    _bound(resource.RLIMIT_AS, _MEMORY_MAX_BYTES)
     for what in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(what, (0, 0))
+        _bound(what, 0)
     _limit_time()
+
+
+def _bound(what: int, most: int) -> None:
+    """Have the system give this process at most so much of something."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def main() -> None:
