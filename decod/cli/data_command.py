@@ -14,7 +14,7 @@ from decod.host_limits import num_processors
 from decod.texts import clean_text, counted, printable
 
 if TYPE_CHECKING:
-    from decod.data.dataset import Dataset
+    from decod.data.dataset import Dataset, Document
     from decod.data.index import Index
     from decod.data.tokenizer import Tokenizer
     from decod.run.training_config import BatchConfig
@@ -63,6 +63,29 @@ def data() -> None:
     show_default=True,
     metavar="NAME",
     help="JSON field or Parquet column that holds the text.",
+)
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="PATHs hold conversations; the chat template of the tokenizer's folder makes them text.",
+)
+@click.option(
+    "--sequence-length",
+    type=click.IntRange(min=2, max=2**24),
+    metavar="L",
+    help="Tokens of the windows into which conversations are packed: batch.sequence_length.",
+)
+@click.option(
+    "--train-on",
+    type=click.Choice(["answers", "all"]),
+    default="answers",
+    show_default=True,
+    help="What training predicts of conversations.",
+)
+@click.option(
+    "--document-masks",
+    is_flag=True,
+    help="Mark where documents begin, so that no token is predicted from another document.",
 )
 @click.option(
     "--shard-tokens",
@@ -119,6 +142,10 @@ def prepare(
         raise click.UsageError(f"OUT is a folder, and comes first: decod data prepare OUT {out}")
     if workers and dask:
         raise click.UsageError("--workers is for this host; Dask's workers are set up with Dask.")
+    if bool(options["chat"]) != (options["sequence_length"] is not None):
+        raise click.UsageError("--chat and --sequence-length L need each other.")
+    if options["document_masks"] and options["chat"]:
+        raise click.UsageError("--chat marks where conversations begin; leave out --document-masks")
     num_bytes = sum(file.size_bytes for file in find_files(paths))
     if on_hub(tokenizer := str(options["tokenizer"])):
         options["tokenizer"] = str(model_folder(tokenizer, FOLDER_FILES))
@@ -130,13 +157,13 @@ def prepare(
         index = prepare_corpus(
             out, paths, config, engine=engine, on_read=on_read, on_tokenizer=found.append
         )
-    _say_ends(found[0])
+    _say_ends(found[0], is_chat=config.chat)
     click.echo(
         f"{click.format_filename(out)}: {index.num_tokens} tokens in "
         f"{counted(len(index.shards), 'shard')}, vocabulary {index.tokenizer.vocab_size}, "
         f"index {index.sha256}"
     )
-    for line in skipped_lines(index):
+    for line in (*skipped_lines(index), *marks_lines(index)):
         click.echo(line)
     click.echo(
         "next: name it in the run file as data.path or evaluation.held_out, then decod run check"
@@ -144,7 +171,7 @@ def prepare(
     )
 
 
-def _say_ends(tokenizer: "Tokenizer") -> None:
+def _say_ends(tokenizer: "Tokenizer", *, is_chat: bool) -> None:
     """Say with which tokens documents begin and end, and warn if the end is a guess."""
     from decod.data.tokenizer import FileTokenizer
 
@@ -154,7 +181,10 @@ def _say_ends(tokenizer: "Tokenizer") -> None:
     begin = "no token of their own"
     if tokenizer.bos_id is not None:
         begin = f"{clean_text(tokenizer.bos_token)} (id {tokenizer.bos_id})"
-    click.echo(f"documents begin with {begin} and end with {end}, {tokenizer.eos_origin}", err=True)
+    what = f"documents begin with {begin} and end with {end}"
+    if is_chat:
+        what = f"windows are filled up with {end}"
+    click.echo(f"{what}, {tokenizer.eos_origin}", err=True)
     if tokenizer.eos_is_guess:
         print_warning(
             f"no file beside the tokenizer states its end token: {end} is a guess by its spelling. "
@@ -172,6 +202,29 @@ def skipped_lines(index: "Index") -> Iterator[str]:
     yield from (f"  {clean_text(place, limit=1000)}" for place in first)
     if num > len(first):
         yield f"  and {num - len(first)} more"
+
+
+def marks_lines(index: "Index") -> Iterator[str]:
+    """Yield what training predicts of a corpus, and what became of its conversations."""
+    if index.marks is None:
+        return
+    yield f"targets: {index.marks.num_targets} of {index.num_tokens} tokens"
+    counts = index.marks.conversations
+    if counts is None:
+        return
+    padding = 1 - counts.num_tokens / index.num_tokens
+    lost = counts.num_tokens_lost / (counts.num_tokens + counts.num_tokens_lost)
+    yield (
+        f"conversations: {counts.num_conversations} in windows of {index.sequence_length} tokens; "
+        f"{padding:.1%} of the tokens are padding"
+    )
+    if counts.num_cut or counts.num_too_long:
+        yield (
+            f"too long for a window: {counts.num_cut} cut after an answer, {counts.num_too_long} "
+            f"left out; {lost:.1%} of the tokens are lost"
+        )
+    if counts.num_unanswered:
+        yield f"left out: {counted(counts.num_unanswered, 'conversation')} without an answer"
 
 
 @data.command()
@@ -231,8 +284,9 @@ def show(
       decod data show --iteration 1
 
     CORPUS is a folder that `decod data prepare` wrote, the URL of one, or `default`. Of each
-    document, the first characters are shown, as the tokenizer decodes them. With --iteration,
-    a JSON line is printed for each microbatch.
+    document, the first characters are shown, as the tokenizer decodes them. If a corpus has marks,
+    what training predicts stands between ⟦ and ⟧. With --iteration, a JSON line is printed for
+    each microbatch.
     """
     from decod.config.run_file import load_run_file
     from decod.data.corpus import open_corpus
@@ -267,14 +321,44 @@ def document_lines(dataset: "Dataset", num_documents: int) -> Iterator[str]:
         f"end token {index.tokenizer.eos_id} ({dataset.tokenizer.eos_token})"
     )
     yield from skipped_lines(index)
-    found = itertools.islice(dataset.documents(_SHOWN_MAX_TOKENS), num_documents)
-    for number, (token_ids, num_tokens) in enumerate(found, start=1):
-        text = dataset.tokenizer.decode(token_ids)
-        if num_tokens > len(token_ids) or len(text) > _SHOWN_MAX_CHARS:
+    yield from marks_lines(index)
+    found = (each for each in dataset.documents(_SHOWN_MAX_TOKENS) if not _is_padding(each, index))
+    for number, document in enumerate(itertools.islice(found, num_documents), start=1):
+        place = ""
+        if index.sequence_length is not None:
+            place = f" in window {document.position // index.sequence_length}"
+        if document.marks is None:
+            text = dataset.tokenizer.decode(document.token_ids)
+            size = _SHOWN_MAX_CHARS
+        else:
+            text = _with_targets(document.token_ids, document.marks, dataset.tokenizer)
+            size = len(text)
+        if document.num_tokens > len(document.token_ids) or len(text) > size:
             # The last token may be a part of a character.
-            text = text[:_SHOWN_MAX_CHARS].rstrip("\ufffd") + " ..."
-        yield f"--- document {number}: {counted(num_tokens, 'token')}"
+            text = text[:size].rstrip("\ufffd") + " ..."
+        yield f"--- document {number}: {counted(document.num_tokens, 'token')}{place}"
         yield printable(text)
+
+
+def _is_padding(document: "Document", index: "Index") -> bool:
+    is_packed = index.sequence_length is not None
+    return is_packed and set(document.token_ids) == {index.tokenizer.eos_id}
+
+
+def _with_targets(token_ids: list[int], marks: list[int], tokenizer: "Tokenizer") -> str:
+    """Return the text of tokens, special ones spelled out, with brackets around the targets."""
+    from decod.data.index import TARGET
+
+    text = shown = ""
+    end = 0
+    for is_target, run in itertools.groupby(mark & TARGET for mark in marks):
+        end += len(list(run))
+        # A tokenizer may decode tokens otherwise without those before them.
+        whole = tokenizer.decode(token_ids[:end], with_special=True)
+        part = whole[len(text) :]
+        shown += f"⟦{part}⟧" if is_target else part
+        text = whole
+    return shown
 
 
 def microbatch_lines(
@@ -298,4 +382,7 @@ def microbatch_lines(
             mb = MicrobatchId(iteration, data_node_index, index)
             tokens = dataset.microbatch(mb, batch, seed).tolist()
             record = {"iteration": iteration, "data_node_index": data_node_index, "index": index}
-            yield json.dumps(record | {"tokens": tokens}, separators=(",", ":"))
+            record |= {"tokens": tokens}
+            if dataset.index.marks is not None:
+                record |= {"marks": dataset.marks(mb, batch, seed).tolist()}
+            yield json.dumps(record, separators=(",", ":"))

@@ -31,11 +31,13 @@ from decod.data.tokenizer import (
     GENERATION_FILE,
     NO_EOS,
     SPECIAL_TOKENS_FILE,
+    TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
     FileTokenizer,
     eos_ids,
     read_fields,
+    read_template,
     read_tokenizer_file,
 )
 from decod.errors import DataError
@@ -61,8 +63,6 @@ from decod.train.checkpoint.iteration_folders import StateInFile, slices
 # The leader puts it into the run's manifest. So it also comes back in exports after a resume, and
 # in those of another data node that leads.
 
-
-TEMPLATE_FILE = "chat_template.jinja"
 
 _NOT_CARRIED = {
     # What tokenizer.json says is not said twice: it may be long. The others name places.
@@ -129,13 +129,9 @@ def base_model_of(folder: Path) -> str:
 
 def _template(folder: Path, left_out: list[str]) -> str:
     try:
-        content = read_beginning(folder / TEMPLATE_FILE, CARRIED_MAX_CHARACTERS + 1)
-        return content.decode()
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        why = why_of(error) if isinstance(error, OSError) else "it is not UTF-8"
-        left_out.append(f"exports will lack {TEMPLATE_FILE}: it can't be read ({why})")
+        return read_template(folder, CARRIED_MAX_CHARACTERS + 1)
+    except DataError as error:
+        left_out.append(f"exports will lack {TEMPLATE_FILE}: it can't be read ({error.why})")
         return ""
 
 

@@ -19,7 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from decod.data.block import Block, BlockCache, BlockError, OnRead
-from decod.data.index import INDEX_FILE, INDEX_SIZE_MAX_BYTES, Index, parse_index, read_index
+from decod.data.index import (
+    BEGINS,
+    INDEX_FILE,
+    INDEX_SIZE_MAX_BYTES,
+    MARK_SHIFT,
+    TARGET,
+    Index,
+    parse_index,
+    read_index,
+)
 from decod.data.order import CHUNK_TOKENS, NUM_LANES, count_windows, microbatch_windows
 from decod.data.readers import (
     Blocks,
@@ -52,6 +61,24 @@ class CacheConfig:
     """Returns how much it may hold."""
 
 
+_Place = tuple[MicrobatchId, BatchConfig, int]
+"""What determines a microbatch: its id, the run's batch, and the run's seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """The beginning of a document."""
+
+    position: int
+    """Place of its first token in the corpus."""
+    num_tokens: int
+    """Number of all its tokens."""
+    token_ids: list[int]
+    """The first of them."""
+    marks: list[int] | None
+    """Their marks. None: the corpus has none."""
+
+
 class Dataset:
     """Random access to the tokens of a corpus. Create one with `open` or a method beside it."""
 
@@ -66,6 +93,8 @@ class Dataset:
         self.blocks = Blocks(reader, index)
         self._starts = [0, *itertools.accumulate(shard.num_tokens for shard in index.shards)]
         """Position in the corpus of every shard's first token, then the end."""
+        self._read_last: tuple[_Place, npt.NDArray[np.int64]] | None = None
+        """The microbatch read last, if it has marks. They are asked for after its tokens."""
 
     @classmethod
     def open(cls, path: Path, *, verify: bool = False) -> Self:
@@ -180,14 +209,29 @@ class Dataset:
         return tokenizer
 
     def num_windows(self, sequence_length: int) -> int:
-        """Return the number of sequences in an epoch."""
+        """Return the number of sequences in an epoch.
+
+        Raises:
+            DataError: The corpus is packed for sequences of another length.
+        """
+        packed = self.index.sequence_length
+        if packed not in (None, sequence_length):
+            raise DataError(
+                f"{self.place} holds conversations in windows of {packed} tokens, and a sequence "
+                f"has {sequence_length}",
+                why="a sequence would hold parts of conversations",
+                fix=f"set batch.sequence_length = {packed}, or prepare the conversations again "
+                f"with --sequence-length {sequence_length}",
+                code="E-DAT-026",
+            )
         return count_windows(self.num_tokens, sequence_length=sequence_length)
 
     def require_batch(self, batch: BatchConfig) -> None:
         """Check that the corpus can fill a batch.
 
         Raises:
-            DataError: One iteration takes more sequences than the corpus has.
+            DataError: One iteration takes more sequences than the corpus has, or the corpus is
+                packed for sequences of another length.
         """
         num_windows = self.num_windows(batch.sequence_length)
         needed = batch.microbatch_size * batch.num_microbatches * batch.num_data_nodes
@@ -217,24 +261,48 @@ class Dataset:
             ConfigError: The run has no such microbatch.
             DataError: The corpus is too short, or a token is outside the vocabulary.
         """
+        return self.index.ids(self._items(mb, batch, seed))
+
+    def marks(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> npt.NDArray[np.uint8]:
+        """Return the marks of a microbatch's tokens, bits of `TARGET` and `BEGINS`.
+
+        A row begins a document, since it shows nothing of what came before. Tokens without marks
+        are all targets, of one document a row, and nothing is read.
+
+        Args:
+            mb: Id of the microbatch.
+            batch: The run's batch.
+            seed: The run's seed.
+
+        Returns:
+            (microbatch_size, sequence_length + 1) uint8, new memory. The first column is of tokens
+            that are only inputs, and no target whatever its mark.
+
+        Raises as `microbatch`.
+        """
+        if self.index.marks is None:
+            marks = np.full((batch.microbatch_size, batch.sequence_length + 1), TARGET, np.uint8)
+        else:
+            marks = (self._items(mb, batch, seed) >> MARK_SHIFT).astype(np.uint8)
+        marks[:, 0] |= BEGINS
+        return marks
+
+    def _items(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> npt.NDArray[np.int64]:
+        """Return the items of a microbatch; see `decod.data.index`. Otherwise as `microbatch`."""
+        if self._read_last is not None and self._read_last[0] == (mb, batch, seed):
+            return self._read_last[1]
+        self.num_windows(batch.sequence_length)
         windows = microbatch_windows(mb, batch=batch, num_tokens=self.num_tokens, seed=seed)
-        tokens = np.empty((batch.microbatch_size, batch.sequence_length + 1), np.int64)
+        items = np.empty((batch.microbatch_size, batch.sequence_length + 1), np.int64)
         problems: dict[Block, DataError] = {}
-        for row, window in zip(tokens, windows, strict=True):
+        for row, window in zip(items, windows, strict=True):
             self._read_into(row, window * batch.sequence_length, problems)
         if problems:
             raise BlockError(problems)
         self.blocks.forget_given()
-        return tokens
-
-    def marks(
-        self,
-        mb: MicrobatchId,  # noqa: ARG002 - as `microbatch`.
-        batch: BatchConfig,  # noqa: ARG002
-        seed: int,  # noqa: ARG002
-    ) -> npt.NDArray[np.uint8] | None:
-        """Return what the tokens of a microbatch are. None: all are targets."""
-        return None
+        if self.index.marks is not None:
+            self._read_last = ((mb, batch, seed), items)
+        return items
 
     def blocks_of(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> list[Block]:
         """Return the blocks that hold a microbatch, in its order. Arguments as of `microbatch`."""
@@ -302,10 +370,10 @@ class Dataset:
                     for more in itertools.islice(blocks, 1)
                 )
 
-    def documents(self, num_tokens_max: int) -> Iterator[tuple[list[int], int]]:
-        """Yield the first tokens of each document, in order, and the number of all its tokens.
+    def documents(self, num_tokens_max: int) -> Iterator[Document]:
+        """Yield the documents, in order, each with its first tokens.
 
-        The end tokens are left out.
+        Without marks, documents are what stands between end tokens, and these are left out.
 
         Args:
             num_tokens_max: How many of a document's tokens to yield.
@@ -313,23 +381,40 @@ class Dataset:
         Raises:
             BlockError: The corpus is damaged.
         """
+        is_marked = self.index.marks is not None
         beginning: list[int] = []
-        num_tokens = 0
+        num_tokens = position = 0
+
+        def document() -> Document:
+            ids = self.index.ids(np.array(beginning, np.int64)).tolist()
+            marks = [item >> MARK_SHIFT for item in beginning] if is_marked else None
+            return Document(position - num_tokens, num_tokens, ids, marks)
+
         for block in self._every(1):
-            tokens = self.blocks.tokens(block)
+            items = self.blocks.tokens(block)
             start = 0
-            for end in [*np.flatnonzero(tokens == self.index.tokenizer.eos_id), len(tokens)]:
+            bounds = (
+                items >> MARK_SHIFT & BEGINS if is_marked else items == self.index.tokenizer.eos_id
+            )
+            for end in [*np.flatnonzero(bounds).tolist(), len(items)]:
                 room = num_tokens_max - len(beginning)
-                beginning += tokens[start : min(end, start + room)].tolist()
-                num_tokens += int(end) - start
-                if end < len(tokens):
-                    yield beginning, num_tokens
+                beginning += items[start : min(end, start + room)].tolist()
+                num_tokens += end - start
+                position += end - start
+                start = end
+                if end < len(items):
+                    if num_tokens or not is_marked:
+                        yield document()
                     beginning = []
                     num_tokens = 0
-                start = int(end) + 1
+                    start += not is_marked
+                    position += not is_marked
+        if is_marked:
+            yield document()
 
     def close(self) -> None:
         """Free the memory."""
+        self._read_last = None
         self.blocks.clear()
 
     def __enter__(self) -> Self:
@@ -341,7 +426,7 @@ class Dataset:
     def _read_into(
         self, row: npt.NDArray[np.int64], position: int, problems: dict[Block, DataError]
     ) -> None:
-        """Fill `row`, (T,), with the tokens from `position` on, across blocks and shards."""
+        """Fill `row`, (T,), with the items from `position` on, across blocks and shards."""
         done = 0
         for block, start, num in self._spans(position, len(row)):
             try:

@@ -15,8 +15,10 @@ cut off counts as not written.
 """
 
 import functools
+import itertools
 import os
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,7 +32,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from decod import __version__
 from decod.data.block import OnRead
-from decod.data.index import Dtype, ShardEntry, ShardFile, shard_file
+from decod.data.chat import ChatConfig, encode_conversations, padding
+from decod.data.index import (
+    BEGINS,
+    MARK_SHIFT,
+    TARGET,
+    ConversationCounts,
+    Dtype,
+    ShardEntry,
+    ShardFile,
+    shard_file,
+)
 from decod.data.source_files import SourceFile
 from decod.data.sources import (
     BadRecord,
@@ -66,6 +78,9 @@ class PartResult(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     num_tokens: int
+    num_targets: int = 0
+    """Number of tokens that training predicts, if they have marks."""
+    conversations: ConversationCounts | None = None
     num_bad: int = 0
     """Number of records that were left out."""
     bad: tuple[BadRecord, ...] = ()
@@ -268,6 +283,12 @@ class Preparation:
     eos_id: int
     bos_id: int | None
     dtype: Dtype
+    document_masks: bool
+    """Whether tokens get marks that say where documents begin."""
+    chat: ChatConfig | None
+    """How conversations become tokens. None: the files hold text."""
+    last_part: int = 0
+    """The last part of the corpus."""
     release: str
     """What must be equal wherever a task runs, or the tokens may differ."""
 
@@ -292,7 +313,7 @@ class Span:
 
 def release() -> str:
     """Return the versions on which the tokens of a text depend."""
-    libraries = ("tokenizers", "fastokens")
+    libraries = ("tokenizers", "fastokens", "jinja2")
     return ", ".join([f"decod {__version__}", *(f"{name} {_version(name)}" for name in libraries)])
 
 
@@ -321,8 +342,9 @@ def encode_part(
     _require_release(preparation)
     encoder = _encoder(preparation)
     dtype = np.dtype(preparation.dtype).newbyteorder("<")
-    num_tokens = num_bad = 0
+    num_tokens = num_targets = num_bad = 0
     bad: list[BadRecord] = []
+    counts = Counter[str]()
 
     def leave_out(record: BadRecord) -> None:
         nonlocal num_bad
@@ -330,26 +352,38 @@ def encode_part(
         if len(bad) < NUM_PLACES_MAX:
             bad.append(record)
 
-    pieces = (
-        piece
-        for each in part
-        for piece in read_pieces(
-            each,
-            text_field=preparation.text_field,
-            on_read=on_read,
-            on_bad=leave_out if preparation.skip_bad else None,
+    on_bad = leave_out if preparation.skip_bad else None
+    stream: Iterator[npt.NDArray[np.uint32]]
+    if preparation.chat is None:
+        name = preparation.text_field
+        texts = (
+            read_pieces(each, text_field=name, on_read=on_read, on_bad=on_bad) for each in part
         )
-    )
+        pieces = itertools.chain.from_iterable(texts)
+        stream = encode(pieces, encoder, marked=preparation.document_masks)
+    else:
+        assert isinstance(encoder, FileTokenizer)
+        chat = preparation.chat
+        stream = encode_conversations(part, chat, encoder, counts, on_read=on_read, on_bad=on_bad)
+        if part_index == preparation.last_part:
+            stream = itertools.chain(stream, [padding(1, preparation.eos_id)])
     with (
         _published(preparation.part_path(part_index)) as path,
         path.open("wb", buffering=2**20) as file,
     ):
-        for token_ids in encode(pieces, encoder):
-            file.write(token_ids.astype(dtype).tobytes())
-            num_tokens += token_ids.size
+        for items in stream:
+            file.write(items.astype(dtype).tobytes())
+            num_tokens += items.size
+            num_targets += int(np.count_nonzero(items >> MARK_SHIFT & TARGET))
         file.flush()
         os.fsync(file.fileno())
-    return PartResult(num_tokens=num_tokens, num_bad=num_bad, bad=tuple(bad))
+    return PartResult(
+        num_tokens=num_tokens,
+        num_targets=num_targets,
+        conversations=ConversationCounts(**counts) if preparation.chat else None,
+        num_bad=num_bad,
+        bad=tuple(bad),
+    )
 
 
 def join_shard(preparation: Preparation, shard_index: int, spans: Sequence[Span]) -> ShardEntry:
@@ -374,22 +408,40 @@ def join_shard(preparation: Preparation, shard_index: int, spans: Sequence[Span]
         return shard.finish(shard_index, item_size_bytes=preparation.item_size_bytes)
 
 
-def encode(pieces: Iterable[Piece], encoder: Tokenizer) -> Iterator[npt.NDArray[np.uint32]]:
+def encode(
+    pieces: Iterable[Piece], encoder: Tokenizer, *, marked: bool = False
+) -> Iterator[npt.NDArray[np.uint32]]:
     """Yield the token ids of documents, (T,).
 
     The end token stands behind each document, and before it a beginning token if there is one.
+
+    Args:
+        pieces: The documents.
+        encoder: The tokenizer.
+        marked: Add marks to the ids: all tokens are targets, except for a document's first.
     """
     eos = np.array([encoder.eos_id], np.uint32)
     bos = None if encoder.bos_id is None else np.array([encoder.bos_id], np.uint32)
     for batch in _batches(pieces):
         parts: list[npt.NDArray[np.uint32]] = []
+        begins: list[int] = []
+        num_tokens = 0
         for piece, ids in zip(batch, _ids_of(batch, encoder), strict=True):
+            if piece.begins_document:
+                begins.append(num_tokens)
+                num_tokens += bos is not None
+            num_tokens += ids.size + piece.ends_document
             if bos is not None and piece.begins_document:
                 parts.append(bos)
             parts.append(ids)
             if piece.ends_document:
                 parts.append(eos)
-        yield np.concatenate(parts)
+        items = np.concatenate(parts)
+        if marked:
+            marks = np.full(items.size, TARGET << MARK_SHIFT, np.uint32)
+            marks[[place for place in begins if place < items.size]] = BEGINS << MARK_SHIFT
+            items |= marks
+        yield items
 
 
 def _ids_of(batch: Sequence[Piece], encoder: Tokenizer) -> Iterator[npt.NDArray[np.uint32]]:
@@ -420,16 +472,23 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
 
 def _encoder(preparation: Preparation) -> Tokenizer:
     path = str(preparation.folder / TOKENIZER_FILE)
-    return _load_encoder(path, preparation.tokenizer_sha256, preparation.eos_id, preparation.bos_id)
+    ends = (preparation.eos_id, preparation.bos_id)
+    is_chat = preparation.chat is not None
+    return _load_encoder(path, preparation.tokenizer_sha256, *ends, special_in_text=is_chat)
 
 
 # Parsing a large tokenizer takes longer than a part.
 @functools.lru_cache(maxsize=1)
-def _load_encoder(path: str, sha256: str, eos_id: int, bos_id: int | None) -> Tokenizer:
+def _load_encoder(
+    path: str, sha256: str, eos_id: int, bos_id: int | None, *, special_in_text: bool
+) -> Tokenizer:
     if sha256 == BytesTokenizer.sha256:
         return BytesTokenizer()
     bos = NO_BOS if bos_id is None else bos_id
-    encoder = FileTokenizer(Path(path).read_bytes(), eos=eos_id, bos=bos, name=path)
+    content = Path(path).read_bytes()
+    encoder = FileTokenizer(
+        content, eos=eos_id, bos=bos, name=path, special_in_text=special_in_text
+    )
     assert encoder.sha256 == sha256, (path, encoder.sha256, sha256)
     return encoder
 

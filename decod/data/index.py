@@ -7,6 +7,10 @@ index identifies the whole corpus.
 Each shard has one hash for the whole file and one for each of its blocks. The first identifies the
 tokens. The others let a reader check one block without reading the rest.
 A shard is cut at a fixed number of tokens.
+
+Tokens may have marks, which say what training predicts and where documents begin. Then an item of a
+shard is a uint32: the id in its lower three bytes, and the mark in the fourth. So the hash of a
+block covers its marks, and whoever has a block has its marks.
 """
 
 import hashlib
@@ -14,7 +18,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +33,14 @@ DEFAULT_PATH = "default"
 """The data path in a run file that selects the default corpus."""
 INDEX_FILE = "index.json"
 FORMAT_VERSION: Literal[2] = 2
+MARKS_FORMAT_VERSION: Literal[3] = 3
+"""The version of an index with marks. Releases that know no marks refuse it."""
+TARGET = 1
+"""The bit of a mark that says: training predicts this token from those before it."""
+BEGINS = 2
+"""The bit of a mark that says: a document begins with this token."""
+MARK_SHIFT = 24
+"""The place of a mark in its item. Every id is below 2**24."""
 BLOCK_BYTES = 256 * 2**10
 """A sequence can lie anywhere, so reading one means reading and hashing a whole block. That takes a
 quarter of a millisecond. With the hashes, the index has 0.024 % of the shards' size. Blocks of a
@@ -88,13 +100,42 @@ class Skipped(_Strict):
     """The places of the first of them, and what was wrong with each."""
 
 
+class ConversationCounts(_Strict):
+    """What became of conversations."""
+
+    num_conversations: int = 0
+    """Conversations in the corpus."""
+    num_tokens: int = 0
+    """Their tokens. The others are padding."""
+    num_cut: int = 0
+    """Those of them that lack what comes after the last answer that fits into a window."""
+    num_too_long: int = 0
+    """Conversations that were left out because their first answer does not fit into a window."""
+    num_unanswered: int = 0
+    """Conversations that were left out because they hold no answer."""
+    num_tokens_lost: int = 0
+    """Tokens of all that was cut off or too long."""
+
+
+class Marks(_Strict):
+    """What the marks of a corpus say."""
+
+    num_targets: Annotated[int, Field(ge=1)]
+    """Number of tokens that training predicts."""
+    sequence_length: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of a window, whose end no conversation crosses. None: windows may lie anywhere."""
+    conversations: ConversationCounts | None = None
+    """None: the corpus was made from text."""
+
+
 class Index(_Strict):
     """A prepared corpus. The constructor checks that its parts agree."""
 
-    format_version: Literal[2]
+    format_version: Literal[2, 3]
     tokenizer: TokenizerEntry
     dtype: Dtype
-    """Dtype of the ids in the shards, little-endian: uint16 up to a vocabulary of 65,536."""
+    """Dtype of the items in the shards, little-endian: uint16 for tokens without marks and a
+    vocabulary of up to 65,536."""
     num_tokens: Annotated[int, Field(ge=1)]
     """Sum over the shards."""
     block_bytes: Annotated[int, Field(ge=BLOCK_MIN_BYTES, le=BLOCK_MAX_BYTES, multiple_of=4)]
@@ -102,6 +143,8 @@ class Index(_Strict):
     shards: Annotated[tuple[ShardEntry, ...], Field(min_length=1, max_length=NUM_SHARDS_MAX)]
     skipped: Skipped | None = None
     """The records that were left out. Absent from the file if that is nothing."""
+    marks: Marks | None = None
+    """Absent from the file if the tokens have no marks."""
 
     @model_validator(mode="after")
     def _parts_agree(self) -> "Index":
@@ -109,8 +152,8 @@ class Index(_Strict):
             raise ValueError("tokenizer.eos_id is outside the vocabulary")
         if (self.tokenizer.bos_id or 0) >= self.tokenizer.vocab_size:
             raise ValueError("tokenizer.bos_id is outside the vocabulary")
-        if self.dtype != dtype_for(self.tokenizer.vocab_size):
-            raise ValueError(f"dtype {self.dtype} does not fit tokenizer.vocab_size")
+        if self.dtype != dtype_for(self.tokenizer.vocab_size, marked=self.marks is not None):
+            raise ValueError(f"dtype {self.dtype} does not fit tokenizer.vocab_size and marks")
         for shard_index, shard in enumerate(self.shards):
             if shard.file != shard_file(shard_index):
                 raise ValueError(f"shards[{shard_index}].file is {shard.file}, out of order")
@@ -122,10 +165,23 @@ class Index(_Strict):
             raise ValueError("num_tokens is not the sum over the shards")
         return self
 
+    @model_validator(mode="after")
+    def _marks_agree(self) -> "Index":
+        if (self.format_version == MARKS_FORMAT_VERSION) != (self.marks is not None):
+            raise ValueError("format_version does not fit marks")
+        if (length := self.sequence_length) is not None and (self.num_tokens - 1) % length:
+            raise ValueError("num_tokens does not fit marks.sequence_length")
+        return self
+
     @property
     def item_size_bytes(self) -> int:
         """Size of one token."""
         return _ITEM_SIZE_BYTES[self.dtype]
+
+    @property
+    def sequence_length(self) -> int | None:
+        """The only length of sequences that the corpus can be read in. None: any."""
+        return None if self.marks is None else self.marks.sequence_length
 
     @property
     def sha256(self) -> str:
@@ -141,12 +197,17 @@ class Index(_Strict):
                 "block_bytes": True,
                 "shards": {"__all__": {"block_sha256": True}},
                 "skipped": True,
+                "marks": {"conversations": True},
             },
             exclude_none=True,
         )
         fields["format_version"] = _FIRST_FORMAT_VERSION
         canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
+    def ids(self, items: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the token ids in items, of the same shape and dtype."""
+        return items if self.marks is None else items & ((1 << MARK_SHIFT) - 1)
 
     def num_blocks(self, shard: ShardEntry) -> int:
         """Return the number of a shard's blocks."""
@@ -170,9 +231,9 @@ class _Versioned(BaseModel):
     format_version: int
 
 
-def dtype_for(vocab_size: int) -> Dtype:
-    """Return the smallest format that holds every id below `vocab_size`."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
+def dtype_for(vocab_size: int, *, marked: bool = False) -> Dtype:
+    """Return the smallest format that holds every id below `vocab_size`, and maybe a mark."""
+    return "uint16" if vocab_size <= 2**16 and not marked else "uint32"
 
 
 def shard_file(shard_index: int) -> str:
@@ -207,7 +268,7 @@ def parse_index(content: bytes, name: str) -> Index:
     try:
         return Index.model_validate_json(content, strict=True)
     except ValidationError as error:
-        _refuse_earlier_version(name, content)
+        _refuse_other_version(name, content)
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])
         raise _invalid(name, f"{place}: {first['msg']}" if place else first["msg"]) from error
@@ -219,8 +280,8 @@ def write_index(folder: Path, index: Index) -> None:
     replace_durably(folder / INDEX_FILE, text.encode("utf-8"))
 
 
-def _refuse_earlier_version(name: str, content: bytes) -> None:
-    """Raise DataError if an index is of version 1, which had no hashes of blocks."""
+def _refuse_other_version(name: str, content: bytes) -> None:
+    """Raise DataError if an index is of a later version, or of 1, which had no hashes of blocks."""
     # The caller reports every other defect.
     with suppress(ValidationError):
         version = _Versioned.model_validate_json(content).format_version
@@ -231,6 +292,14 @@ def _refuse_earlier_version(name: str, content: bytes) -> None:
                 why="it has no hashes of blocks, so damage could not be noticed while training",
                 fix=f"decod data prepare --force {place} PATH... with the same files and "
                 "options: the tokens will be the same, and runs can go on with them",
+                code="E-DAT-020",
+            )
+        if version > MARKS_FORMAT_VERSION:
+            raise DataError(
+                f"{name} is of format version {version}, and this release reads up to "
+                f"{MARKS_FORMAT_VERSION}",
+                why="a later release of decod prepared it",
+                fix="update decod on this host",
                 code="E-DAT-020",
             )
 

@@ -27,17 +27,20 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from decod.data.block import OnRead
+from decod.data.chat import ChatConfig, TrainOn, load_chat
 from decod.data.dataset import Dataset
 from decod.data.encoding import (
     NUM_PLACES_MAX,
     PART_SIZE_BYTES,
     Part,
+    PartResult,
     Preparation,
     PrepareJournal,
     Span,
@@ -54,7 +57,10 @@ from decod.data.index import (
     BLOCK_BYTES,
     FORMAT_VERSION,
     INDEX_FILE,
+    MARKS_FORMAT_VERSION,
+    ConversationCounts,
     Index,
+    Marks,
     ShardEntry,
     ShardWriter,
     Skipped,
@@ -241,6 +247,14 @@ class PrepareConfig:
     """JSON field or Parquet column with the text."""
     shard_tokens: int = SHARD_TOKENS_DEFAULT
     """Largest number of tokens in a shard. The last shard holds the rest."""
+    document_masks: bool = False
+    """Mark where documents begin, so that no token is predicted from another document."""
+    chat: bool = False
+    """The files hold conversations, which the model's template makes texts."""
+    sequence_length: int | None = None
+    """Tokens of the windows into which conversations are packed."""
+    train_on: TrainOn = "answers"
+    """The tokens of conversations that are targets."""
     skip_bad: bool = False
     """Leave out records that hold no usable text, and count them."""
     force: bool = False
@@ -283,31 +297,42 @@ def prepare(
     files = find_files(names)
     _require_text(files, config)
     encoder, tokenizer_file = load_tokenizer(config.tokenizer, eos=config.eos, bos=config.bos)
+    chat = None
+    if config.chat:
+        assert config.sequence_length is not None
+        length, train_on = config.sequence_length, config.train_on
+        chat = load_chat(config.tokenizer, encoder, sequence_length=length, train_on=train_on)
     on_tokenizer(encoder)
     engine = engine or this_process()
     preparation = Preparation(
-        folder=absolute_path(out) / _STAGING_FOLDER / _preparation_id(files, encoder, config),
+        folder=absolute_path(out) / _STAGING_FOLDER / _preparation_id(files, encoder, config, chat),
         text_field=config.text_field,
         skip_bad=config.skip_bad,
         tokenizer_sha256=encoder.sha256,
         eos_id=encoder.eos_id,
         bos_id=encoder.bos_id,
-        dtype=dtype_for(encoder.vocab_size),
+        dtype=dtype_for(encoder.vocab_size, marked=config.document_masks or config.chat),
+        document_masks=config.document_masks,
+        chat=chat,
         release=release(),
     )
     if config.skip_bad:
-        strict = _preparation_id(files, encoder, replace(config, skip_bad=False))
+        strict = _preparation_id(files, encoder, replace(config, skip_bad=False), chat)
         begun = _begun(out, preparation.folder, config, preparation.folder.with_name(strict))
     else:
         begun = _begun(out, preparation.folder, config)
     with _translated_errors(out), _locked(out), begun as journal:
         _write_tokenizer(preparation.folder, tokenizer_file)
         parts = list(group(cut_files(files, engine, skip_bad=config.skip_bad)))
+        preparation = replace(preparation, last_part=len(parts) - 1)
         progression = Progression(preparation, parts, config.shard_tokens, journal)
         # Another process takes longer to start than a small corpus takes here.
         engine = engine if len(parts) > 1 else this_process()
         shards = progression.run(engine, on_read)
-        index = _index_of(encoder, shards, _skipped(files, *progression.left_out()))
+        skipped = _skipped(files, *progression.left_out())
+        is_marked = config.document_masks or config.chat
+        marks = _marks(config, list(journal.parts.values()), skipped) if is_marked else None
+        index = _index_of(encoder, shards, skipped, marks)
         journal.begin_move()
         _move_into_place(preparation.folder, out, index)
         shutil.rmtree(preparation.folder.parent, ignore_errors=True)
@@ -345,13 +370,17 @@ def write_corpus(
 
 
 def _preparation_id(
-    files: Sequence[SourceFile], tokenizer: Tokenizer, config: PrepareConfig
+    files: Sequence[SourceFile],
+    tokenizer: Tokenizer,
+    config: PrepareConfig,
+    chat: ChatConfig | None,
 ) -> str:
     """Return the name of a preparation, which changes with everything that changes its tasks."""
     digest = hashlib.sha256()
     ends = (tokenizer.bos_id, tokenizer.eos_id)
-    texts = (config.text_field, config.skip_bad)
-    options = (tokenizer.sha256, ends, texts, config.shard_tokens)
+    texts = (config.text_field, config.skip_bad, config.document_masks)
+    template = None if chat is None else astuple(chat)
+    options = (tokenizer.sha256, ends, texts, template, config.shard_tokens)
     for part in (_PREPARATION_VERSION, PART_SIZE_BYTES, release()), options, *map(astuple, files):
         # ASCII, because names of files need not be Unicode.
         digest.update(json.dumps(part).encode("ascii"))
@@ -421,6 +450,13 @@ def _require_text(files: Sequence[SourceFile], config: PrepareConfig) -> None:
     """
     foreign = []
     for file in files:
+        if config.chat and kind_of(file.name)[0] == "text":
+            raise DataError(
+                f"{file.name} holds no conversations",
+                why="with --chat, names of files end in .jsonl, .ndjson, .json or .parquet",
+                fix="leave it out: name the other files, rather than their folder",
+                code="E-DAT-011",
+            )
         # A bad file of text is a record, which may be skipped.
         if not config.skip_bad or kind_of(file.name)[0] != "text":
             kind = kind_by_name(file.name) if is_url(file.name) else foreign_kind(file)
@@ -459,8 +495,41 @@ def _skipped(
     return Skipped(num_records=num_records, first=tuple(places))
 
 
+def _marks(
+    config: PrepareConfig, parts: Sequence[PartResult], skipped: Skipped | None
+) -> Marks | None:
+    """Return what the index says of marks; None if there is nothing to say it of.
+
+    Raises:
+        DataError: None of the conversations can be used.
+    """
+    num_targets = sum(part.num_targets for part in parts)
+    if not config.chat:
+        return Marks(num_targets=num_targets) if num_targets else None
+    counts = Counter[str]()
+    for part in parts:
+        assert part.conversations is not None
+        counts.update(part.conversations.model_dump())
+    found = ConversationCounts(**counts)
+    if not num_targets:
+        num_bad = 0 if skipped is None else skipped.num_records
+        raise DataError(
+            "the files hold no conversation to train on",
+            why=f"{found.num_unanswered} have no answer, the first answer of {found.num_too_long} "
+            f"does not fit into {config.sequence_length} tokens, and {num_bad} were skipped",
+            fix="check the files, or raise --sequence-length",
+            code="E-DAT-017",
+        )
+    return Marks(
+        num_targets=num_targets, sequence_length=config.sequence_length, conversations=found
+    )
+
+
 def _index_of(
-    encoder: Tokenizer, shards: tuple[ShardEntry, ...], skipped: Skipped | None = None
+    encoder: Tokenizer,
+    shards: tuple[ShardEntry, ...],
+    skipped: Skipped | None = None,
+    marks: Marks | None = None,
 ) -> Index:
     if not shards:
         why = "a corpus without tokens cannot be trained on"
@@ -475,7 +544,7 @@ def _index_of(
             code="E-DAT-017",
         )
     return Index(
-        format_version=FORMAT_VERSION,
+        format_version=FORMAT_VERSION if marks is None else MARKS_FORMAT_VERSION,
         tokenizer=TokenizerEntry(
             kind=encoder.kind,
             sha256=encoder.sha256,
@@ -483,8 +552,9 @@ def _index_of(
             eos_id=encoder.eos_id,
             bos_id=encoder.bos_id,
         ),
-        dtype=dtype_for(encoder.vocab_size),
+        dtype=dtype_for(encoder.vocab_size, marked=marks is not None),
         skipped=skipped,
+        marks=marks,
         num_tokens=sum(shard.num_tokens for shard in shards),
         block_bytes=BLOCK_BYTES,
         shards=shards,

@@ -315,7 +315,7 @@ class Blocks:
         return self._reader.name(self.index.shards[block.shard_index].file)
 
     def tokens(self, block: Block) -> Tokens:
-        """Return a block's tokens, (N,), read-only.
+        """Return a block's tokens, with their marks if they have any, (N,), read-only.
 
         Raises:
             BlockError: The block can't be read, or was altered.
@@ -332,7 +332,7 @@ class Blocks:
         return found
 
     def check(self, block: Block, content: bytes) -> Tokens:
-        """Return the tokens in a block's bytes, (N,), read-only.
+        """Return the tokens in a block's bytes as `tokens` does.
 
         Raises:
             BlockError: The bytes have another hash than the index says.
@@ -343,12 +343,13 @@ class Blocks:
             last = block.offset + block.num_bytes - 1
             raise BlockError({block: altered(name, f"of its bytes {block.offset} to {last}")})
         tokens: Tokens = np.frombuffer(content, self._dtype)
+        ids = self.index.ids(tokens)
         vocab_size = self.index.tokenizer.vocab_size
-        if int(tokens.max()) >= vocab_size:
-            place = int(np.argmax(tokens >= vocab_size))
+        if int(ids.max()) >= vocab_size:
+            place = int(np.argmax(ids >= vocab_size))
             position = block.offset // self.index.item_size_bytes + place
             raise DataError(
-                f"{name} holds token {int(tokens[place])} at offset {position}, but the "
+                f"{name} holds token {int(ids[place])} at offset {position}, but the "
                 f"vocabulary has {vocab_size}",
                 why="the shard was not made by `decod data prepare`",
                 fix="prepare the corpus again",

@@ -21,10 +21,10 @@ out and reported if the caller wants that.
 import codecs
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 from decod.data.block import OnRead
 from decod.data.source_files import (
@@ -58,7 +58,10 @@ _PARQUET_MAGIC = b"PAR1"
 _BAD_CONTENT = "E-DAT-011"
 _SKIP = "pass --skip-bad to leave out records without usable text"
 
+_TEXT_ADVICE = "give one JSON object a line, and name its text with --text-field"
+
 Kind = Literal["text", "json", "parquet"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,31 @@ def read_pieces(
     with reader.translated_errors():
         for chunks in reader.documents():
             yield from split_document(chunks, reader.before, reader.after)
+
+
+def read_records(
+    part: Slice,
+    parse: Callable[[dict[str, Any]], T],
+    columns: Sequence[str],
+    advice: str,
+    on_read: OnRead | None = None,
+    on_bad: OnBad | None = None,
+) -> Iterator[T]:
+    """Yield what each line of JSON or row of Parquet of a slice becomes, in order.
+
+    Args:
+        part: A slice of a file that is no text.
+        parse: Makes something of a record. Raises `BadRecordError` if there is nothing to make.
+        columns: The columns of a Parquet file that it may want.
+        advice: What a user can do about a bad record.
+        on_read: Called with the number of bytes read.
+        on_bad: As for `read_pieces`.
+
+    Raises as `read_pieces`, and what `parse` raises.
+    """
+    reader = _Reader(part, "", on_read or (lambda _num_bytes: None), on_bad, advice)
+    with reader.translated_errors():
+        yield from reader.records(parse, columns)
 
 
 def foreign_kind(file: SourceFile) -> ForeignKind | None:
@@ -239,6 +267,8 @@ class _Reader:
     text_field: str
     on_read: OnRead
     on_bad: OnBad | None = None
+    advice: str = _TEXT_ADVICE
+    """What a user can do about a bad record."""
     line: int = 1
     """Line that is being read, from 1 for the one at byte `begin`."""
     begin: int = 0
@@ -253,23 +283,32 @@ class _Reader:
 
     def documents(self) -> Iterator[Iterable[str]]:
         """Yield each document as chunks of text. Exhaust one before you ask for the next."""
-        kind, packed = kind_of(self.name)
+        kind, _ = kind_of(self.name)
         if kind == "parquet":
-            if packed:
-                raise _damaged(self.name, "Parquet files are compressed inside, not outside")
-            yield from self._parquet_documents()
+            for text in self._rows([self.text_field], self._text_in_row):
+                if text:
+                    yield (text,)
             return
         if kind == "text" and self.on_bad is not None and self._is_bad_text(self.on_bad):
             self.on_read(self.part.size_bytes)
             return
         with self._open() as stream:
             if kind == "json":
-                for line in self._lines(stream):
-                    text = self._text_of(line)
+                for text in self._parsed(stream, self._text_in_record):
                     yield (text[i : i + 2**18] for i in range(0, len(text), 2**18))
             else:
                 self._look_around(stream)
                 yield self._text_chunks(stream)
+
+    def records(self, parse: Callable[[dict[str, Any]], T], columns: Sequence[str]) -> Iterator[T]:
+        """Yield what each record becomes."""
+        kind, _ = kind_of(self.name)
+        assert kind != "text", self.name
+        if kind == "parquet":
+            yield from self._rows(columns, parse)
+            return
+        with self._open() as stream:
+            yield from self._parsed(stream, lambda record, _line: parse(record))
 
     def foreign_kind(self) -> ForeignKind | None:
         """Return what the file is, if that shows and is no text."""
@@ -408,34 +447,60 @@ class _Reader:
                 break
         return position
 
-    def _text_of(self, line: bytes) -> str:
-        """Return the text in a line of JSON, nothing if the line is left out."""
-        if self.line == 1 and not self.begin:
-            line = line.removeprefix(codecs.BOM_UTF8)  # Some editors put it at a file's beginning.
-        try:
-            return _parse_line(line, self.text_field)
-        except UnicodeDecodeError as error:
-            if self.on_bad is None:
-                raise self._not_utf8(error) from error
-            self._leave_out(_why_not_utf8(error))
-        except _BadLineError as error:
-            self._leave_out(str(error), error)
-        return ""
+    def _parsed(self, stream: BinaryIO, parse: Callable[[dict[str, Any], bytes], T]) -> Iterator[T]:
+        """Yield what each line of JSON becomes, unless it is left out."""
+        for line in self._lines(stream):
+            if self.line == 1 and not self.begin:
+                # Some editors put it at a file's beginning.
+                line = line.removeprefix(codecs.BOM_UTF8)  # noqa: PLW2901
+            try:
+                value = parse(_record_in(line), line)
+            except UnicodeDecodeError as error:
+                if self.on_bad is None:
+                    raise self._not_utf8(error) from error
+                self._leave_out(_why_not_utf8(error))
+            except BadRecordError as error:
+                self._leave_out(str(error), error)
+            else:
+                yield value
 
-    def _parquet_documents(self) -> Iterator[Iterable[str]]:
+    def _text_in_record(self, record: dict[str, Any], line: bytes) -> str:
+        if self.text_field not in record:
+            raise BadRecordError(f"it has no field {self.text_field!r}; {fields_of(record)}")
+        text = record[self.text_field]
+        if not isinstance(text, str):
+            raise BadRecordError(f"{self.text_field!r} is no string but {type(text).__name__}")
+        # Unpaired surrogates can only come from escapes, and UTF-8 cannot represent them.
+        if b"\\u" in line:
+            require_encodable(text)
+        return text
+
+    def _text_in_row(self, row: dict[str, Any]) -> str:
+        if row[self.text_field] is None:
+            raise BadRecordError(f"{self.text_field!r} is null")
+        return cast("str", row[self.text_field])
+
+    def _rows(self, columns: Sequence[str], parse: Callable[[dict[str, Any]], T]) -> Iterator[T]:
+        """Yield what each row of a Parquet file becomes, unless it is left out."""
+        if kind_of(self.name)[1]:
+            raise _damaged(self.name, "Parquet files are compressed inside, not outside")
         pa = require_pyarrow()
         row = 0
         try:
             with self.part.file.open() as stream:
                 self._require_parquet(stream)
                 with pa.parquet.ParquetFile(stream) as file:
-                    self._check_column(file.schema_arrow)
-                    for value in self._values(file):
+                    for values in self._values(file, self._checked(columns, file.schema_arrow)):
                         row += 1
-                        if value.is_valid and (text := self._decoded(value, file, row)):
-                            yield (text,)
-                        elif not value.is_valid:
-                            self._leave_out_row(file, row, "is null")
+                        try:
+                            value = parse(values())
+                        except UnicodeDecodeError as error:
+                            reason = f"it is not UTF-8: {_why_not_utf8(error)}"
+                            self._leave_out_row(file, row, reason)
+                        except BadRecordError as error:
+                            self._leave_out_row(file, row, str(error))
+                        else:
+                            yield value
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._bad_parquet(f"after row {row}: {_one_line(error)}") from error
         self.on_read(self.part.size_bytes)
@@ -446,26 +511,32 @@ class _Reader:
         if not beginning.startswith(_PARQUET_MAGIC):
             self._require_text(beginning, "parquet")
 
-    def _values(self, file: Any) -> Iterator[Any]:
-        """Yield the column's values, as Arrow's scalars."""
+    def _values(self, file: Any, columns: list[str]) -> Iterator[Callable[[], dict[str, Any]]]:
+        """Yield functions that return the values of a row, by column."""
         end = file.num_row_groups if self.part.end is None else self.part.end
         groups = range(self.part.start, end)
-        columns = [self.text_field]
         for batch in file.iter_batches(_PARQUET_BATCH_ROWS, row_groups=groups, columns=columns):
-            yield from batch.column(0)
-
-    def _decoded(self, value: Any, file: Any, row: int) -> str:
-        try:
-            return cast("str", value.as_py())
-        except UnicodeDecodeError as error:
-            self._leave_out_row(file, row, f"is not UTF-8: {_why_not_utf8(error)}")
-            return ""
+            for row in zip(*(batch.column(name) for name in columns), strict=True):
+                yield lambda row=row: {  # type: ignore[misc]
+                    name: value.as_py() for name, value in zip(columns, row, strict=True)
+                }
 
     def _leave_out_row(self, file: Any, row: int, reason: str) -> None:
         row += sum(file.metadata.row_group(i).num_rows for i in range(self.part.start))
         if self.on_bad is None:
-            raise self._bad_parquet(f"row {row} of {self.text_field!r} {reason}", fix=_SKIP)
-        self.on_bad(BadRecord(self.name, f"{self.text_field!r} {reason}", "row", row))
+            fix = _SKIP if self.text_field else f"{self.advice}; or {_SKIP}"
+            raise self._bad_parquet(f"row {row}: {reason}", fix=fix)
+        self.on_bad(BadRecord(self.name, reason, "row", row))
+
+    def _checked(self, columns: Sequence[str], schema: Any) -> list[str]:
+        """Return those of some columns that a file has."""
+        if self.text_field:
+            self._check_column(schema)
+        found = [name for name in columns if schema.names.count(name) == 1]
+        if not found:
+            wanted = ", ".join(columns)
+            raise self._bad_parquet(f"it has none of the columns {wanted}", fix=self.advice)
+        return found
 
     def _check_column(self, schema: Any) -> None:
         import pyarrow as pa
@@ -493,7 +564,7 @@ class _Reader:
         raise DataError(
             f"{self.name}, line {self._line_in_file()} cannot be used",
             why=reason,
-            fix=f"give one JSON object a line, and name its text with --text-field; or {_SKIP}",
+            fix=f"{self.advice}; or {_SKIP}",
             code="E-DAT-012",
         ) from cause
 
@@ -527,36 +598,41 @@ class _Reader:
         )
 
 
-class _BadLineError(Exception):
-    """Says why a line of JSON holds no usable text."""
+class BadRecordError(Exception):
+    """Says why a record holds nothing usable."""
 
 
-def _parse_line(line: bytes, text_field: str) -> str:
-    """Return the text in a line of JSON.
+def fields_of(record: Mapping[str, object]) -> str:
+    """Return a list of a record's fields, for an error."""
+    return "its fields: " + (", ".join(repr(name)[:40] for name in list(record)[:8]) or "none")
+
+
+def require_encodable(text: str) -> None:
+    """Refuse a text with half a surrogate pair. Raises BadRecordError."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        why = "it holds half a surrogate pair, which is not a character"
+        raise BadRecordError(why) from error
+
+
+def _record_in(line: bytes) -> dict[str, Any]:
+    """Return the object in a line of JSON.
 
     Raises:
         UnicodeDecodeError: The line is not UTF-8.
-        _BadLineError: It holds no usable text for another reason.
+        BadRecordError: It holds no object.
     """
     content = line.decode("utf-8")
     try:
         record: Any = json.loads(content)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise _BadLineError(f"it is not JSON: {_one_line(error)}") from error
+        raise BadRecordError(f"it is not JSON: {_one_line(error)}") from error
     except ValueError as error:
-        raise _BadLineError("a number in it has too many digits") from error
+        raise BadRecordError("a number in it has too many digits") from error
     if not isinstance(record, dict):
-        raise _BadLineError("it is not a JSON object")
-    if text_field not in record:
-        names = ", ".join(repr(name)[:40] for name in list(record)[:8]) or "none"
-        raise _BadLineError(f"it has no field {text_field!r}; its fields: {names}")
-    text = record[text_field]
-    if not isinstance(text, str):
-        raise _BadLineError(f"{text_field!r} is no string but {type(text).__name__}")
-    # Unpaired surrogates can only come from escapes, and UTF-8 cannot represent them.
-    if b"\\u" in line and not _encodable(text):
-        raise _BadLineError("it holds half a surrogate pair, which is not a character")
-    return text
+        raise BadRecordError("it is not a JSON object")
+    return record
 
 
 def _inner_name(name: str) -> str:
@@ -584,14 +660,6 @@ def _type_within(kind: Any) -> Any:
 
 def _why_not_utf8(error: UnicodeDecodeError) -> str:
     return f"byte 0x{error.object[error.start]:02x} cannot stand there ({error.reason})"
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _one_line(error: BaseException) -> str:

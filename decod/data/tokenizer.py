@@ -40,6 +40,7 @@ TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 GENERATION_FILE = "generation_config.json"
 CONFIG_FILE = "config.json"
+TEMPLATE_FILE = "chat_template.jinja"
 
 _SIZE_MAX_BYTES = 64 << 20
 
@@ -61,7 +62,7 @@ def stated_end(folder: Path) -> StatedEnd:
         DataError: One of the files is damaged (E-DAT-015).
     """
     for name in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
-        if (eos := _token(read_fields(folder / name).get("eos_token"))) is not None:
+        if (eos := token_text(read_fields(folder / name).get("eos_token"))) is not None:
             return StatedEnd(eos=eos, eos_file=name)
     for name in (GENERATION_FILE, CONFIG_FILE):
         if ids := eos_ids(read_fields(folder / name)):
@@ -100,7 +101,22 @@ def read_fields(path: Path) -> dict[str, Any]:
     return value
 
 
-def _token(value: object) -> str | None:
+def read_template(folder: Path, size_max_bytes: int = _SIZE_MAX_BYTES) -> str:
+    """Return the chat template that has a file of its own, which is empty if there is none.
+
+    Raises:
+        DataError: The file can't be read (E-DAT-015).
+    """
+    try:
+        return read_beginning(folder / TEMPLATE_FILE, size_max_bytes).decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        why = why_of(error) if isinstance(error, OSError) else "it is not UTF-8"
+        raise _unfit_file(folder / TEMPLATE_FILE, why) from error
+
+
+def token_text(value: object) -> str | None:
     """Return the text of a token, which may be written with its flags."""
     text = value.get("content") if isinstance(value, dict) else value
     return text if isinstance(text, str) and text else None
@@ -142,6 +158,7 @@ _OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "t
 
 FOLDER_FILES = (
     *(TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE, GENERATION_FILE, CONFIG_FILE),
+    TEMPLATE_FILE,
     *_OTHER_FILES,
 )
 """The files of a model's folder that `load_tokenizer` looks at."""
@@ -172,8 +189,11 @@ class Tokenizer(Protocol):
         """Return the ids of the tokens of `text` that begin in `text[start:end]`, (T,) uint32."""
         ...
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids, without end tokens. Ids of cut characters give U+FFFD."""
+    def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
+        """Return the text of the ids, maybe without special tokens, such as the end token.
+
+        Ids of cut characters give U+FFFD.
+        """
         ...
 
     def vocabulary(self) -> dict[str, int]:
@@ -208,9 +228,11 @@ class BytesTokenizer:
     def encode_within(self, text: str, start: int, end: int) -> TokenArray:
         return self.encode_batch([text[start:end]])[0]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
         _check_ids(token_ids, vocab_size=self.vocab_size)
-        return bytes(i for i in token_ids if i != self.eos_id).decode("utf-8", "replace")
+        end = self.eos_token.encode() if with_special else b""
+        parts = (end if i == self.eos_id else bytes((i,)) for i in token_ids)
+        return b"".join(parts).decode("utf-8", "replace")
 
     @property
     def eos_token(self) -> str:
@@ -267,6 +289,9 @@ class FileTokenizer:
         self._tokenizer = _parse(content, name=name)
         added = _take_added(self._tokenizer)
         self._tokenizer.encode_special_tokens = not special_in_text
+        if special_in_text:
+            # Without special tokens to add, it only takes spaces off what tokens stand for.
+            self._tokenizer.post_processor = None
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
         # Ids may have gaps, so the number of entries may be too small.
         self.vocab_size = max(vocab.values(), default=-1) + 1
@@ -328,7 +353,8 @@ class FileTokenizer:
     def encode_within(self, text: str, start: int, end: int) -> TokenArray:
         found = None if self._fast is None else self._fast.encode_with_begins(text)
         if found is None:
-            ids, begins = self._encode_with_begins(text)
+            [(ids, offsets)] = self.encode_with_offsets([text])
+            begins = offsets[:, 0]
             first = start
             last = end
             total = len(text)
@@ -337,14 +363,26 @@ class FileTokenizer:
             first, last, total = (len(text[:place].encode()) for place in (start, end, len(text)))
         return ids[(begins >= first) & ((begins < last) | (last == total))]
 
-    def _encode_with_begins(self, text: str) -> tuple[TokenArray, npt.NDArray[np.int64]]:
+    def encode_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[TokenArray, npt.NDArray[np.int64]]]:
+        """Return the ids of texts, (T,), and the characters that each stands for, (T, 2).
+
+        Tokens that share a character each stand for all of it.
+        """
         try:
-            [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
         # The library raises bare `Exception`, because it has no exception class of its own.
         except Exception as error:
             raise _unusable(self._name, f"it cannot encode a text: {_one_line(error)}") from error
-        begins = np.array([begin for begin, _ in encoding.offsets], np.int64)
-        return np.asarray(encoding.ids, np.uint32), begins
+        return [
+            (np.asarray(each.ids, np.uint32), np.array(each.offsets, np.int64).reshape(-1, 2))
+            for each in encodings
+        ]
+
+    def knows(self, token: str) -> bool:
+        """Return whether a token is in the vocabulary."""
+        return self._tokenizer.token_to_id(token) is not None
 
     @functools.cached_property
     def _fast(self) -> FastEncoder | None:
@@ -365,9 +403,10 @@ class FileTokenizer:
         both = {True: iter(quick), False: iter(slow)}
         return [next(both[is_known]) for is_known in known]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int], *, with_special: bool = False) -> str:
         _check_ids(token_ids, vocab_size=self.vocab_size)
-        text: str = self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=True)
+        ids = [int(i) for i in token_ids]
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=not with_special)
         return text
 
     def decode_stream(self, token_ids: Sequence[int]) -> Callable[[int], str]:

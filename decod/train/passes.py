@@ -29,6 +29,7 @@ from decod.clocks import Stopwatch
 from decod.compression.codecs import decode, encode
 from decod.compression.plan import CompressionError
 from decod.data.block import Block
+from decod.data.index import TARGET
 from decod.errors import DataError, NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.autograd import Output
@@ -146,11 +147,8 @@ class TokenSource(Protocol):
 
     def marks(
         self, mb: MicrobatchId, batch: BatchConfig, seed: int
-    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]] | None":
-        """Return what the tokens are, (B, T + 1), alike. The lowest bit: a target.
-
-        None: all are targets.
-        """
+    ) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+        """Return the marks of the tokens, (B, T + 1), alike. See `decod.data.index`."""
         ...
 
     def give(self, block: Block, content: bytes) -> None:
@@ -208,17 +206,14 @@ def read_tokens(
             fix="raise model.vocab_size or prepare the data with the run's tokenizer",
             code="E-DAT-018",
         )
-    marks = source.marks(mb, batch, seed)
-    if marks is None:
-        return tokens, None
-    is_target = torch.from_numpy(np.ascontiguousarray(marks)) & 1 == 1
+    is_target = torch.from_numpy(source.marks(mb, batch, seed) & TARGET == TARGET)
     if is_target.shape != tokens.shape:
         raise ShapeError(
             f"marks of microbatch {mb} are {tuple(is_target.shape)}",
             why="each token has one",
             fix="prepare the data again",
         )
-    return tokens, is_target
+    return tokens, None if is_target[:, 1:].all() else is_target
 
 
 def mean_loss(parts: Sequence[Loss], num_positions: int) -> Loss:

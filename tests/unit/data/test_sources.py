@@ -466,7 +466,7 @@ def test_bomb_is_unpacked_in_bounded_steps(tmp_path: Path) -> None:
     [
         ({"title": ["x"]}, "no column 'text'; its columns: 'title'"),
         ({"text": [1]}, "holds int64, not strings"),
-        ({"text": ["x", None]}, "row 2 of 'text' is null"),
+        ({"text": ["x", None]}, "row 2: 'text' is null"),
     ],
 )
 def test_unfit_parquet_column_is_refused(
