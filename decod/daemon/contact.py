@@ -158,7 +158,8 @@ async def find_run(
         try:
             request = HelloRequest(bans=membership.bans.version)
             info = await hello(address, request, membership)
-            manifest = Manifest.from_json(info.manifest_json)
+            # Of a model that transformers builds, that takes seconds.
+            manifest = await asyncio.to_thread(Manifest.from_json, info.manifest_json)
         except NetworkError as caught:
             # Keep the first error: the operator's addresses come first.
             error = error or caught

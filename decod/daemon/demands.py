@@ -4,6 +4,7 @@ ports, memory, disk and traffic.
 `decod join` says the most important of it before it starts, and `decod join --dry-run` says all.
 """
 
+import asyncio
 import shutil
 from dataclasses import dataclass, replace
 from typing import Any
@@ -330,7 +331,7 @@ async def _look(options: JoinOptions, join: JoinString, host: HostKey) -> _Seen:
     for address in addresses:
         try:
             info = await visit(address, visitor)
-            manifest = Manifest.from_json(info.manifest_json)
+            manifest = await asyncio.to_thread(Manifest.from_json, info.manifest_json)
         except (NetworkError, RejectedError, PeerError) as error:
             errors.append(error)
         else:

@@ -27,7 +27,7 @@ from decod.protocol.core.job_codec import Request, kind_of, line_of, parsed
 from decod.protocol.core.jobs import AverageKind, BaseJob
 from decod.run.protocol_config import ProtocolConfig
 
-_COMMAND = (sys.executable, "-m", "decod.worker")
+_COMMAND = (sys.executable, "-P", "-m", "decod.worker")
 
 _LINE_SIZE_MAX_BYTES = 8 << 20
 """Longest request that a process reads, and longest reply: it holds the manifest of a large stage's
@@ -465,7 +465,7 @@ class TimedCompute:
 # when it has ended. Its end is never fatal: the node loses no more than the answers that it waits
 # for.
 
-_PLANNING_COMMAND = (sys.executable, "-m", "decod.worker.planning_process")
+_PLANNING_COMMAND = (sys.executable, "-P", "-m", "decod.worker.planning_process")
 
 
 class _PlanningWorker(ComputeProcess):

@@ -22,6 +22,7 @@ import inspect
 import json
 import logging
 import math
+import resource
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -37,8 +38,8 @@ from typing_extensions import override
 from decod.errors import ConfigError
 from decod.model.shape import LOSS_ROWS_MIN
 from decod.model.stage import TORCH_DTYPES, FirstStage, Stage, without_memory
-from decod.run.model_config import NUM_LAYERS_MAX, ModelConfig
-from decod.run.model_layout import NOISE, canonical, installed_version, unusable
+from decod.run.model_config import ModelConfig
+from decod.run.model_layout import canonical, installed_version, unusable, without_noise
 
 _NEUTRAL: dict[str, float] = {"embedding_multiplier": 1.0}
 """Numbers by which a model multiplies its embedded tokens outside the embedding."""
@@ -83,8 +84,9 @@ class CutModel:
         fields = json.loads(config)
         self.model_type = str(fields.get("model_type"))
         self.config = _config_of(fields)
-        if not 1 <= getattr(self.config, "num_hidden_layers", 0) <= NUM_LAYERS_MAX:
-            raise unusable(self.model_type, f"it must have 1 to {NUM_LAYERS_MAX} blocks")
+        if dtype == torch.float64:
+            # The other ways to compute experts take no such numbers.
+            self.config._experts_implementation = "eager"
         try:
             with without_memory():
                 auto = _library().AutoModelForCausalLM
@@ -218,9 +220,8 @@ def _config_of(fields: Mapping[str, Any]) -> Any:
         kind = CONFIG_MAPPING[model_type]
     except KeyError:
         raise unusable(model_type, "this version of transformers does not know it") from None
-    known = {name: value for name, value in fields.items() if name not in NOISE}
     try:
-        return kind.from_dict(copy.deepcopy(known))
+        return kind.from_dict(copy.deepcopy(without_noise(fields)))
     except Exception as error:
         raise unusable(model_type, f"transformers refuses its config.json: {error}") from error
 
@@ -507,7 +508,7 @@ def _name_of(whole: Any, parameter: Tensor) -> str:
 
 def _canonical(config: Any, release: str | None) -> str:
     """Return a configuration in one fixed form, with the release of transformers that builds it."""
-    fields = {name: value for name, value in config.to_dict().items() if name not in NOISE}
+    fields = without_noise(config.to_dict())
     fields["transformers_version"] = release or installed_version()
     return canonical(fields)
 
@@ -559,10 +560,18 @@ def _stored_names(whole: Any) -> dict[str, list[Any]]:
     return result
 
 
+_MEMORY_MAX_BYTES = 8 << 30
+"""Of this process as a program. A large model takes half a gigabyte."""
+
+
 def _main(words: Iterable[str]) -> int:
     assert not [*words]
+    resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_MAX_BYTES, _MEMORY_MAX_BYTES))
+    told = sys.stdout
+    # Whatever a library prints is no part of the answer.
+    sys.stdout = sys.stderr
     try:
-        sys.stdout.write(json.dumps(describe(sys.stdin.read())))
+        told.write(json.dumps(describe(sys.stdin.read())))
     except ConfigError as error:
         sys.stderr.write(error.why)
         return 1

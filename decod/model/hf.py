@@ -32,7 +32,13 @@ from decod.run.model_config import (
     ModelDtype,
     RopeType,
 )
-from decod.run.model_layout import CUT_TYPES, NOISE, canonical, installed_version
+from decod.run.model_layout import (
+    CUT_TYPES,
+    canonical,
+    installed_version,
+    require_decoder,
+    without_noise,
+)
 
 Fields = Mapping[str, Any]
 """A parsed `config.json`."""
@@ -283,8 +289,13 @@ def built_model(
     if trains:
         _check_dropout(fields)
     # The release that builds it here, and not the one that has written the file.
-    told = {name: value for name, value in fields.items() if name not in NOISE}
-    layout = layout_of(canonical({**told, "transformers_version": installed_version()}))
+    told = {**without_noise(fields), "transformers_version": installed_version()}
+    try:
+        text = canonical(told)
+    except ValueError:
+        raise bad_field("a number", "NaN or infinite", "no model has such a thing") from None
+    require_decoder(told)
+    layout = layout_of(text)
     return ModelConfig(
         model_type=Architecture.TRANSFORMERS,
         dtype=_dtype(fields) if dtype is None else dtype,

@@ -17,7 +17,7 @@ from decod.run.model_layout import SIZES, BlockLayout, ModelLayout, installed_ve
 
 _DESCRIBE = "decod.model.cut:describe"
 
-_FINDING_S = 300.0
+_FINDING_S = 120.0
 """Most seconds that the other process has. Most take five."""
 
 _found: dict[str, ModelLayout] = {}
@@ -47,7 +47,8 @@ def layout_of(config: str) -> ModelLayout:
 def _from_process(config: str) -> dict[str, Any]:
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "decod.model.cut"],
+            # Without -P, Python would take modules from the working directory.
+            [sys.executable, "-P", "-m", "decod.model.cut"],
             input=config,
             capture_output=True,
             text=True,
@@ -55,11 +56,14 @@ def _from_process(config: str) -> dict[str, Any]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise unusable(_type_of(config), f"its layout can't be found: {error}") from error
-    if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise unusable(_type_of(config), lines[-1])
-    values: dict[str, Any] = json.loads(done.stdout)
+        why = "it takes too long" if isinstance(error, subprocess.TimeoutExpired) else str(error)
+        raise unusable(_type_of(config), f"its layout can't be found: {why}") from error
+    try:
+        values: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        lines = done.stderr.strip().splitlines() if done.returncode == 1 else []
+        why = lines[-1] if lines else f"a process ended with {done.returncode}, maybe for memory"
+        raise unusable(_type_of(config), why) from None
     return values
 
 

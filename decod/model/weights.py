@@ -191,7 +191,10 @@ INDEX_FILE = "model.safetensors.index.json"
 _METADATA = "__metadata__"
 """The one key of a header that names no tensor."""
 
-_IGNORED_SUFFIXES = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+_IGNORED_SUFFIXES = (
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
+    ".rotary_emb.inv_freq",
+)
 """Constants that older checkpoints store among the weights."""
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")

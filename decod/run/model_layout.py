@@ -4,6 +4,7 @@ Only transformers knows it, so it is found where that is installed: see `decod.m
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,22 +17,43 @@ CONFIG_MAX_CHARACTERS = 64 * 1024
 
 NOISE = frozenset(
     {
-        "_attn_implementation",
-        "_experts_implementation",
-        "_name_or_path",
         "attn_implementation",
+        "attribute_map",
         "auto_map",
         "dtype",
         "experts_implementation",
         "id2label",
         "label2id",
+        "num_labels",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
         "torch_dtype",
+        "torchscript",
         "use_cache",
         "use_kernels",
+        "use_return_dict",
     }
 )
 """Fields of a `config.json` that don't change a language model, or by which transformers would
-fetch code."""
+fetch code. Names that begin with an underscore are more of them."""
+
+_NOT_DECODERS = (
+    "add_cross_attention",
+    "audio_config",
+    "fusion_config",
+    "is_encoder_decoder",
+    "quantization_config",
+    "text_config",
+    "use_bidirectional_attention",
+    "vision_config",
+)
+"""Fields that a decoder of text does not have, or that are false there."""
+
+_BLOCKS_MAX = 1000
+_SIZE_MAX = 1 << 24
+"""Largest width or vocabulary. What is larger may be the base of rotary angles."""
+_RELEASE = re.compile(r"\d{1,4}\.\d{1,4}\Z")
 
 CUT_TYPES: frozenset[str] = frozenset(
     {
@@ -145,14 +167,38 @@ def require_canonical(config: str) -> None:
     """
     try:
         fields = json.loads(config) if len(config) <= CONFIG_MAX_CHARACTERS else {}
-        if canonical(fields) != config or NOISE & fields.keys():
+        if canonical(without_noise(fields)) != config:
             raise uncanonical(config)
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise uncanonical(config) from None
+    require_decoder(fields)
     if str(fields.get("model_type")) not in CUT_TYPES:
         raise unusable(str(fields.get("model_type")), "such models are not known to work in stages")
 
 
+def without_noise(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that define a language model."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in NOISE and not name.startswith("_")
+    }
+
+
+def require_decoder(fields: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a configuration is not of a decoder, or of an absurd size."""
+    model_type = str(fields.get("model_type"))
+    for name, value in fields.items():
+        if (name in _NOT_DECODERS and value) or (name == "is_causal" and value is False):
+            raise unusable(model_type, f"{name} is {ascii(value)[:40]}")
+        if type(value) is int:
+            most = _BLOCKS_MAX if "layer" in name else _SIZE_MAX
+            if value > most and not name.startswith("rope"):
+                raise unusable(model_type, f"{ascii(name)[1:-1][:40]} is {value}")
+    if not _RELEASE.match(str(fields.get("transformers_version"))):
+        raise unusable(model_type, "it names no release of transformers")
+
+
 def canonical(fields: Mapping[str, Any]) -> str:
     """Return fields in the one form."""
-    return json.dumps(dict(fields), sort_keys=True, separators=(",", ":"))
+    return json.dumps(dict(fields), sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -109,6 +109,11 @@ class PassRunner(Runner[ComputingT]):
         """Run a job on this device, and on others that have a part in it."""
         return [own()]
 
+    def _loss_of(self, parts: Sequence[jobs.Loss]) -> jobs.Loss:
+        """Return what devices tell of a microbatch's loss: here, this one's part of it."""
+        (part,) = parts
+        return part
+
     def _make_ready(self, request: Request[jobs.Pass]) -> None:
         """Read a microbatch's tokens on all devices that wait for each other within a pass."""
 
@@ -263,8 +268,7 @@ class PassRunner(Runner[ComputingT]):
 
         self._look_at(request, is_gradient=False)
         self._make_ready(request)
-        num_positions = self._ready.config.run.batch.tokens_per_microbatch
-        return mean_loss(self._everywhere(request, own), num_positions)
+        return self._loss_of(self._everywhere(request, own))
 
     @runs(jobs.EmbedBackward)
     def _embed_backward(self, request: Request[jobs.EmbedBackward]) -> None:
@@ -360,6 +364,10 @@ class JobRunner(PassRunner[StageExecutor]):
             if crew.disagrees:
                 self._give_up(request.job, crew)
             raise
+
+    @override
+    def _loss_of(self, parts: Sequence[jobs.Loss]) -> jobs.Loss:
+        return mean_loss(parts, self._ready.config.run.batch.tokens_per_microbatch)
 
     def _give_up(self, job: jobs.BaseJob, crew: Crew) -> None:
         """Deal with a pass that some devices have run, and others have not."""

