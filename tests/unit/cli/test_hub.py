@@ -164,6 +164,8 @@ def test_a_connection_that_is_reset_is_made_again(hub: HubServer, model: Path) -
 
 
 def test_ctrl_c_ends_the_threads_that_fetch() -> None:
+    # A shell starts programs in the background with this signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with client._stoppable(lambda _: None) as bar:
         fetching = bar(total=1)
         fetching.update(1)
@@ -171,7 +173,7 @@ def test_ctrl_c_ends_the_threads_that_fetch() -> None:
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             fetching.update(1)
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 def test_after_several_tries_the_next_command_goes_on(hub: HubServer, run: Run) -> None:
