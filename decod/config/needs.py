@@ -157,9 +157,9 @@ def layer_flops(run: RunConfig) -> float:
     model = run.model
     batch = run.batch
     shapes = block_shapes(model, 0).values()
-    # Of experts, a token passes a few.
-    num_active = 1 if model.family.layout is None else model.family.layout.num_active
     num_weights = sum(math.prod(shape) for shape in shapes if len(shape) == 2)
-    num_weights += num_active * sum(math.prod(shape[1:]) for shape in shapes if len(shape) == 3)
+    # Of experts, a token passes a few.
+    of_expert = sum(math.prod(shape[1:]) for shape in shapes if len(shape) == 3)
+    num_weights += model.family.num_active * of_expert
     pairs = 12 * batch.sequence_length * model.query_width
     return float(batch.tokens_per_microbatch * (6 * num_weights + pairs))

@@ -26,7 +26,7 @@ from decod.run.training_config import BatchConfig
 from decod.tasks import in_thread
 from decod.texts import clip, why_of
 
-_COMMAND = ("nice", "-n", "15", sys.executable, "-m", "decod", "evaluate")
+_COMMAND = ("nice", "-n", "15", sys.executable, "-P", "-m", "decod", "evaluate")
 _REASON_MAX = 300
 
 

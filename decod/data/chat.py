@@ -199,7 +199,7 @@ class Renderer:
     def __init__(self, chat: ChatConfig) -> None:
         self._chat = chat
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "decod.data.template"],
+            [sys.executable, "-P", "-m", "decod.data.template"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

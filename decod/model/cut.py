@@ -24,7 +24,7 @@ import logging
 import math
 import resource
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -177,10 +177,11 @@ class CutModel:
                         setattr(owner, name, value)
         for name, child in self.inner.named_children():
             stays = enters if name in self._entering else leaves
-            own = name == self.blocks_name or next(child.parameters(), None) is None
-            if stays or own or child is self.inner.get_input_embeddings():
-                continue
-            part._modules[name] = self._stand_in(child)
+            # Constants, such as rotary tables, belong to every stage. Hidden states pass by the
+            # embedding.
+            common = name == self.blocks_name or next(child.parameters(), None) is None
+            if not (stays or common or child is self.inner.get_input_embeddings()):
+                part._modules[name] = self._stand_in(child)
         return part
 
     def require_cut(self) -> None:
@@ -188,7 +189,7 @@ class CutModel:
         part = self.part(range(0), enters=False, leaves=False)
         hidden_BTD = torch.randn(1, 4, self.config.hidden_size)
         try:
-            passed_BTD = _run(part, hidden_BTD)
+            passed_BTD = part(inputs_embeds=hidden_BTD, use_cache=False).last_hidden_state
         except Exception as error:
             raise unusable(self.model_type, f"a part of it does not run: {error}") from error
         if not torch.equal(passed_BTD, hidden_BTD):
@@ -246,11 +247,6 @@ def _fill_buffers(whole: Any) -> None:
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.zeros_like(buffer, device="cpu"))
     whole.initialize_weights()
-
-
-def _run(part: Any, hidden_BTD: Tensor) -> Tensor:
-    result: Tensor = part(inputs_embeds=hidden_BTD, use_cache=False)[0]
-    return result
 
 
 class _WithLoss(torch.autograd.Function):
@@ -444,11 +440,11 @@ def describe(config: str) -> dict[str, Any]:
     tied = _name_of(cut.whole, cut.whole.get_output_embeddings().weight) == table
     num_heads = fields.num_attention_heads
     width = fields.hidden_size
-    top = getattr(fields, "num_experts_per_tok", None)
+    num_active = getattr(fields, "num_experts_per_tok", None) or 1
     blocks: list[dict[str, Any]] = []
     kinds: list[int] = []
     for index, block in enumerate(cut.blocks):
-        kind = _of_block(block, f"{prefix}{index}.", shapes, stored, 1 if top is None else top)
+        kind = _of_block(block, f"{prefix}{index}.", shapes, stored, num_active)
         if kind not in blocks:
             blocks.append(kind)
         kinds.append(blocks.index(kind))
@@ -469,7 +465,7 @@ def describe(config: str) -> dict[str, Any]:
         "blocks": blocks,
         "kinds": kinds,
         "stored": {name: stored[name] for name in ends if name in stored},
-        "num_active": 1 if top is None else top,
+        "num_active": num_active,
     }
 
 
@@ -564,8 +560,7 @@ _MEMORY_MAX_BYTES = 8 << 30
 """Of this process as a program. A large model takes half a gigabyte."""
 
 
-def _main(words: Iterable[str]) -> int:
-    assert not [*words]
+def _main() -> int:
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_MAX_BYTES, _MEMORY_MAX_BYTES))
     told = sys.stdout
     # Whatever a library prints is no part of the answer.
@@ -579,4 +574,4 @@ def _main(words: Iterable[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+    sys.exit(_main())

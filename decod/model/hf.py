@@ -34,6 +34,7 @@ from decod.run.model_config import (
 )
 from decod.run.model_layout import (
     CUT_TYPES,
+    NEUTRAL,
     canonical,
     installed_version,
     require_decoder,
@@ -62,20 +63,9 @@ _DROPOUTS = (
 )
 """Shares of activations that transformers sets to 0 at random in training."""
 
-_NEUTRAL_FOR_ALL: dict[str, tuple[Any, ...]] = {
-    "add_cross_attention": (False, None),
-    "cross_attention_hidden_size": (None,),
-    "is_causal": (True, None),
-    "is_encoder_decoder": (False, None),
-    "per_layer_config": ({}, None),
-    "pruned_heads": ({}, None),
-    "quantization_config": (None,),
-    "use_mrope": (False, None),
-}
-"""Fields that must hold one of these values if they are present, whatever the type."""
-
 _NEUTRAL_FOR_OWN: dict[str, tuple[Any, ...]] = {"auto_map": ({}, None), "layer_types": (None,)}
-"""The same for decod's own models."""
+"""Fields that must hold one of these values in decod's own models, if they are present. Those that
+no model of a run may have otherwise are in `NEUTRAL`."""
 
 _SPECIAL_TOKENS = {
     "bos_token_id",
@@ -200,7 +190,7 @@ class _NotOwnError(Exception):
         self.told = told
 
 
-def checked(fields: Fields, *, trains: bool = True) -> Fields:
+def _checked(fields: Fields, *, trains: bool = True) -> Fields:
     """Return the fields, with transformers' defaults for some absent ones.
 
     Args:
@@ -224,7 +214,7 @@ def checked(fields: Fields, *, trains: bool = True) -> Fields:
     fields = {**kind.absent, **fields}
     if trains:
         _check_dropout(fields)
-    neutral = _NEUTRAL_FOR_ALL | _NEUTRAL_FOR_OWN | dict(kind.neutral)
+    neutral = {**NEUTRAL, **_NEUTRAL_FOR_OWN, **kind.neutral}
     _check_neutral(model_type, neutral, fields, kind.built)
     has = FAMILIES[architecture].has
     read = _READ_FOR_ALL | {name for name in has.values() if name}
@@ -235,10 +225,10 @@ def checked(fields: Fields, *, trains: bool = True) -> Fields:
 
 
 def _check_neutral(
-    model_type: object,
+    model_type: str,
     neutral: Mapping[str, tuple[Any, ...]],
     fields: Fields,
-    built: Collection[str] = (),
+    built: Collection[str],
 ) -> None:
     for name, allowed in neutral.items():
         value = fields.get(name, _MISSING)
@@ -285,7 +275,6 @@ def built_model(
         ConfigError: transformers is not installed, or can't build it, or it can't be cut.
         DataError: A field asks for something that no model of decod has.
     """
-    _check_neutral(fields.get("model_type"), _NEUTRAL_FOR_ALL, fields)
     if trains:
         _check_dropout(fields)
     # The release that builds it here, and not the one that has written the file.
@@ -313,7 +302,7 @@ _FLOAT16 = ("float16", "half")
 def config_to_hf(model: ModelConfig) -> dict[str, Any]:
     """Return a `config.json` with which transformers loads this model."""
     family = model.family
-    if family.layout is not None:
+    if model.is_built:
         return {**json.loads(model.config), "dtype": model.dtype.value}
     model_type, kind = next(
         (name, kind)
@@ -361,7 +350,7 @@ def config_from_hf(
         try:
             if built:
                 return built_model(fields, dtype=dtype, trains=trains)
-            known = checked(fields, trains=trains)
+            known = _checked(fields, trains=trains)
             return _model_of(known, _dtype(known) if dtype is None else dtype)
         except _NotOwnError as error:
             if str(fields.get("model_type")) not in CUT_TYPES:

@@ -342,6 +342,8 @@ class Family:
     """Shapes of all parameters outside the blocks but the head's weights."""
     layout: ModelLayout | None = None
     """Of a model that transformers builds."""
+    num_active: int = 1
+    """Experts that compute for a token, if some of a block's weights are of experts."""
     transposed: bool = False
     """Whether matrices are stored as (inputs, outputs)."""
     kept_numbers: Callable[[ModelConfig, int], tuple[int, int]]
@@ -574,6 +576,7 @@ def _built_family(model: ModelConfig) -> Family:
         stage="decod.model.cut:CutStage",
         first_stage="decod.model.cut:CutFirstStage",
         layout=layout,
+        num_active=layout.num_active,
         block="",
         ends="",
         block_prefix=layout.block_prefix,

@@ -36,19 +36,25 @@ NOISE = frozenset(
     }
 )
 """Fields of a `config.json` that don't change a language model, or by which transformers would
-fetch code. Names that begin with an underscore are more of them."""
+fetch code. So are all whose names begin with an underscore."""
 
-_NOT_DECODERS = (
-    "add_cross_attention",
-    "audio_config",
-    "fusion_config",
-    "is_encoder_decoder",
-    "quantization_config",
-    "text_config",
-    "use_bidirectional_attention",
-    "vision_config",
-)
-"""Fields that a decoder of text does not have, or that are false there."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_cross_attention": (False, None),
+    "audio_config": (None,),
+    "cross_attention_hidden_size": (None,),
+    "fusion_config": (None,),
+    "is_causal": (True, None),
+    "is_encoder_decoder": (False, None),
+    "per_layer_config": ({}, None),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+    "text_config": (None,),
+    "use_bidirectional_attention": (False, None),
+    "use_mrope": (False, None),
+    "vision_config": (None,),
+}
+"""Fields that must hold one of these values if they are present, whoever builds the model: it is a
+decoder of text, whose weights are numbers of their own."""
 
 _BLOCKS_MAX = 1000
 _SIZE_MAX = 1 << 24
@@ -184,7 +190,7 @@ def require_decoder(fields: Mapping[str, Any]) -> None:
     """Raise ConfigError if a configuration is not of a decoder, or of an absurd size."""
     model_type = str(fields.get("model_type"))
     for name, value in fields.items():
-        if (name in _NOT_DECODERS and value) or (name == "is_causal" and value is False):
+        if value not in NEUTRAL.get(name, (value,)):
             raise unusable(model_type, f"{name} is {ascii(value)[:40]}")
         if type(value) is int:
             most = _BLOCKS_MAX if "layer" in name else _SIZE_MAX

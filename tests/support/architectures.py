@@ -138,10 +138,16 @@ def placed_stages(folder: Path, model: ModelConfig) -> list[Any]:
     return found
 
 
-def compared(model_type: str, folder: Path) -> Compared:
-    """Save a small model, cut it into three stages, and compare. `folder` must not exist."""
+def saved_model(model_type: str, folder: Path) -> Any:
+    """Return a small model that runs, and save it. `folder` must not exist."""
     whole = random_model(small_config(model_type))
+    whole(torch.zeros(1, 4, dtype=torch.long), use_cache=False)
     whole.save_pretrained(folder)
+    return whole
+
+
+def compared(whole: Any, folder: Path) -> Compared:
+    """Cut a model that is saved in a folder into three stages, and compare."""
     model = built_model(json.loads((folder / "config.json").read_text()), trains=False)
     generator = torch.Generator().manual_seed(1)
     tokens_BT = torch.randint(3, 200, (2, 25), generator=generator)

@@ -340,7 +340,7 @@ def _cards(run: "RunConfig") -> dict[int, int]:
     needed = dict[int, int]()
     for num in range(1, run.model.num_hidden_layers + 1):
         cut = replace(run, stages=StagesConfig(num_relay_stages=num))
-        # The first stage of relays is the largest.
+        # The first stage of relays has the most blocks.
         needed[num] = stage_needs(cut, 1).memory_min_bytes
     found = dict[int, int]()
     for gib in _CARDS_GIB:

@@ -28,6 +28,7 @@ from tests.support.architectures import (
     compared,
     placed_stages,
     random_model,
+    saved_model,
     small_config,
 )
 
@@ -58,7 +59,8 @@ def model_in(folder: Path) -> ModelConfig:
 
 @pytest.mark.parametrize("model_type", [*QUICK, *SLOW])
 def test_three_stages_are_the_whole_model(model_type: str, tmp_path: Path) -> None:
-    found = compared(model_type, tmp_path / "model")
+    folder = tmp_path / "model"
+    found = compared(saved_model(model_type, folder), folder)
     assert found.logits <= 1e-5
     assert found.loss <= 1e-5
     assert found.gradients <= 1e-4
