@@ -141,7 +141,7 @@ def _api() -> "HfApi":
 
 
 def _is_read(file: str) -> bool:
-    """Return whether a file of a repository is one that decod reads of a model."""
+    """Return whether decod reads this file of a model's repository."""
     return file.endswith(_SUFFIXES) and "/" not in file and not file.startswith(_SECOND_COPY)
 
 

@@ -53,7 +53,7 @@ from decod.errors import DataError
 TrainOn = Literal["answers", "all"]
 Message = Mapping[str, Any]
 Span = tuple[int, int]
-"""Where an answer begins and ends in a text, in characters."""
+"""The beginning and the end of an answer in a text, in characters."""
 
 _ROLES = {
     **{name: name for name in ("system", "developer", "user", "assistant", "tool")},

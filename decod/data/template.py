@@ -47,7 +47,7 @@ TODAY = datetime(2024, 7, 26, tzinfo=UTC)
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
-"""Where an answer begins and ends in a text, in characters."""
+"""The beginning and the end of an answer in a text, in characters."""
 
 
 class TemplateError(Exception):
