@@ -5,8 +5,9 @@
 
 Each type gets a small model with random weights, in a process of its own. It works if three stages
 have transformers' logits (1e-5, relative) and gradients (1e-4), and if an export has the bits of
-the input. `CUT_TYPES` in `decod/run/model_layout.py` names the types that work. Exits with 1 if one
-of these does not.
+the input. `CUT_TYPES` in `decod/run/model_layout.py` names the types that work, and
+`TOGETHER_TYPES` those of them that can't read the documents of a sequence apart. Exits with 1 if
+one of these names is wrong.
 """
 
 import argparse
@@ -23,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from decod.errors import ConfigError  # noqa: E402
 from decod.run import model_layout  # noqa: E402
-from decod.run.model_layout import CUT_TYPES, installed_version  # noqa: E402
+from decod.run.model_layout import CUT_TYPES, TOGETHER_TYPES, installed_version  # noqa: E402
 from tests.support.architectures import compared, saved_model  # noqa: E402
 
 LOGITS_MAX, GRADIENTS_MAX = 1e-5, 1e-4
@@ -100,20 +101,25 @@ def main() -> int:
         print(json.dumps(try_one(options.one)))
         return 0
     reasons: dict[str, list[str]] = {}
+    together: list[str] = []
     for model_type in options.types or all_types():
         found = tried(model_type)
         reasons.setdefault(verdict(found), []).append(model_type)
+        if not verdict(found) and float(str(found["apart"])) > LOGITS_MAX:
+            together.append(model_type)
         told = f"no: {verdict(found)} ({found.get('error', '')})" if verdict(found) else "yes"
         print(f"{model_type}: {' '.join(told.split())[:200]}", file=sys.stderr, flush=True)
     works = reasons.pop("", [])
     print(f"With transformers {installed_version()}, {len(works)} work: {', '.join(works)}.\n")
+    print(f"These can't read documents apart: {', '.join(together)}.\n")
     print("| why not | types |\n|---|---|")
     for why, types in sorted(reasons.items(), key=lambda each: -len(each[1])):
         print(f"| {why} | {', '.join(types)} |")
     wrong = [each for types in reasons.values() for each in types if each in CUT_TYPES]
-    if wrong:
-        print(f"These are in CUT_TYPES: {', '.join(wrong)}", file=sys.stderr)
-    return 1 if wrong else 0
+    misnamed = [each for each in works if (each in together) != (each in TOGETHER_TYPES)]
+    if wrong or misnamed:
+        print(f"Wrong in CUT_TYPES: {wrong}; in TOGETHER_TYPES: {misnamed}", file=sys.stderr)
+    return 1 if wrong or misnamed else 0
 
 
 if __name__ == "__main__":

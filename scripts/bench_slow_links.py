@@ -1,15 +1,17 @@
 """Measures training over slow links: between homes, and where averages take most of the time.
 
     python scripts/bench_slow_links.py home --namespaces home-1,home-2,home-3,home-4,home-5
+    python scripts/bench_slow_links.py adapter --namespaces home-1,home-2,home-3,home-4,home-5
     python scripts/bench_slow_links.py table --namespaces slow-1,slow-2,slow-3
     python scripts/bench_slow_links.py home --quick
 
 Each daemon runs on a host of its own. A host is a network namespace, and the hosts are joined
 already: this script changes no network. Namespaces are given by name, or as NAME=ADDRESS. Without
-them, and in the fast half of `home`, all daemons talk over loopback.
+them, and in the fast half of `home` and `adapter`, all daemons talk over loopback.
 
 `home` trains the model of `bench_throughput.py` with DiLoCoX on a leader and two relays in each of
-two stages, over both nets in turn. `table` compares ways to average in one stage of two relays,
+two stages, over both nets in turn. `adapter` trains an adapter of that model likewise, and averages
+its gradients in every iteration. `table` compares ways to average in one stage of two relays,
 with links so slow that an uncompressed all-reduce takes about 100 times an iteration's compute.
 Exits with 1 if a run failed or had no time.
 """
@@ -27,9 +29,10 @@ from typing import Any
 
 from bench.child import BenchError, stop_all_at_exit
 from bench.hosts import LOOPBACK, Host, OnHosts, find_hosts
-from bench.job import NUM_RELAY_STAGES, write_run
+from bench.job import NUM_RELAY_STAGES, write_base, write_run
 from bench.slow_links import (
     NUM_MEMBERS,
+    adapter_run,
     compute_busy,
     cores_busy,
     durations,
@@ -68,14 +71,19 @@ class Bench:
     failures: list[str] = field(default_factory=list)
 
     def launch(
-        self, name: str, run: RunConfig, hosts: Sequence[Host], num_warmup: int
+        self,
+        name: str,
+        run: RunConfig,
+        hosts: Sequence[Host],
+        num_warmup: int,
+        base: Path | None = None,
     ) -> Measured | None:
         """Measure a run on hosts, all of its iterations but the first ones and the last one."""
         if time.monotonic() > self.end_s:
             self.failures.append(name)
             print(f"{name}: no time left", flush=True)
             return None
-        subject = OnHosts(name, hosts, NUM_MEMBERS)
+        subject = OnHosts(name, hosts, NUM_MEMBERS, base)
         folder = self.folder / str(len(self.results) + len(self.failures))
         plan = Plan(
             num_threads=self.num_threads,
@@ -132,16 +140,20 @@ def run_home(bench: Bench, options: argparse.Namespace) -> None:
     num_hosts = 1 + NUM_RELAY_STAGES * NUM_MEMBERS
     slow, fast = hosts_of(options.namespaces, num_hosts), hosts_of(options.fast, num_hosts)
     found: dict[str, dict[int, float]] = {SLOW: {}, FAST: {}}
+    base = write_base(bench.folder) if options.what == "adapter" else None
     for num_microbatches in options.microbatches:
-        every, num_iterations = options.every, options.iterations
-        run = home_run(num_microbatches, every, options.rank, options.warmup + num_iterations + 1)
+        num_iterations = options.warmup + options.iterations + 1
+        if base is None:
+            run = home_run(num_microbatches, options.every, options.rank, num_iterations)
+        else:
+            run = adapter_run(num_microbatches, num_iterations)
         for net, hosts in ((FAST, fast), (SLOW, slow)):
-            result = bench.launch(f"{net} {num_microbatches}", run, hosts, options.warmup)
+            result = bench.launch(f"{net} {num_microbatches}", run, hosts, options.warmup, base)
             if result is not None:
                 found[net][num_microbatches] = result.sample.iteration_s
         if all(num_microbatches in each for each in found.values()):
             ratio = found[FAST][num_microbatches] / found[SLOW][num_microbatches]
-            print(f"{num_microbatches} microbatches: home / fast {ratio:.2f}\n", flush=True)
+            print(f"{num_microbatches} microbatches: slow / fast {ratio:.2f}\n", flush=True)
     for net, each in found.items():
         if len(each) > 1:
             none_s, each_s = overhead_s(min(each.items()), max(each.items()))
@@ -194,7 +206,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("what", choices=("home", "table"))
+    add("what", choices=("home", "adapter", "table"))
     add("--namespaces", default="", metavar="NAMES", help="of slow hosts, the leader's first")
     add("--fast", default="", metavar="NAMES", help="of the fast net's hosts (default: loopback)")
     add("--microbatches", type=int, nargs="+", default=[8, 16, 32], help="(default: 8 16 32)")
@@ -210,7 +222,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="also write everything to FILE")
     options = parser.parse_args(arguments)
     if options.rank is None:
-        options.rank = 32 if options.what == "home" else 256
+        options.rank = 256 if options.what == "table" else 32
     if options.quick:
         options.every, options.microbatches, options.iterations, options.phases = 2, [8], 3, 1
     return options
@@ -220,7 +232,7 @@ def run_bench(options: argparse.Namespace, folder: Path) -> int:
     """Measure in `folder`; return the exit code."""
     bench = Bench(folder, options.threads, time.monotonic() + options.time_max_s)
     try:
-        (run_home if options.what == "home" else run_table)(bench, options)
+        (run_table if options.what == "table" else run_home)(bench, options)
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1

@@ -108,6 +108,8 @@ def stage_needs(
     is_first = stage_index == 0
     trains = run.trains_all
     num_tokens = math.ceil(batch.microbatch_size / num_devices) * batch.sequence_length
+    # All blocks share one mask: a number for each pair of positions.
+    mask_bytes = num_tokens * batch.sequence_length * model.dtype.num_bytes
     needs = StageNeeds(
         num_parameters=num_parameters,
         state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),
@@ -118,7 +120,8 @@ def stage_needs(
         loss_bytes=loss_bytes(model, num_tokens, trains_head=trains) if is_first else 0,
         microbatch_bytes=kept_bytes(
             model, num_tokens, blocks=blocks, is_first=is_first, adapter=run.adapter
-        ),
+        )
+        + (mask_bytes if batch.reads_apart and blocks else 0),
         input_bytes=input_bytes(model, num_tokens, is_first=is_first),
     )
     return _spread(needs, run, stage_index, num_devices) if sharded else needs

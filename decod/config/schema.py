@@ -208,8 +208,11 @@ def _count(shapes: Shapes) -> int:
 def activation_size_bytes(run: RunConfig) -> int:
     """Return the bytes of one microbatch's activation, or of its gradient, on its way."""
     coding = run.activations.coding(run.model.hidden_size)
-    num_elements = run.batch.tokens_per_microbatch * run.model.hidden_size
-    return _computed_size_bytes(run) if coding is None else coding.num_bytes(num_elements)
+    num_tokens = run.batch.tokens_per_microbatch
+    num_elements = num_tokens * run.model.hidden_size
+    num_bytes = _computed_size_bytes(run) if coding is None else coding.num_bytes(num_elements)
+    # A byte for each position tells whether it begins a document.
+    return num_bytes + (num_tokens if run.batch.reads_apart else 0)
 
 
 def _computed_size_bytes(run: RunConfig) -> int:
@@ -250,6 +253,12 @@ def validate(run: RunConfig) -> None:
             why="it is longer than model.max_position_embeddings, "
             f"{run.model.max_position_embeddings}",
             fix="shorten the sequences or raise model.max_position_embeddings",
+        )
+    if run.batch.reads_apart and not run.model.can_read_apart:
+        raise ConfigError(
+            f"batch.documents is {run.batch.documents}",
+            why="models of this type carry something from each document to the next",
+            fix='set batch.documents = "together", or choose another model',
         )
     stage_blocks(run.model, run.stages)
     run.adapter.of(run.model)

@@ -9,6 +9,7 @@ their hashes when they are needed.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from decod.config.schema import NOTHING, Manifest
@@ -19,6 +20,7 @@ from decod.errors import ConfigError
 from decod.model.hf import require_same
 from decod.model.weights import check_weights
 from decod.run.run_config import RunConfig
+from decod.run.training_config import Documents
 from decod.train.checkpoint.base import UNKNOWN_HASH, base_hashes
 from decod.train.model_folder import judge_folder
 
@@ -83,6 +85,9 @@ def manifest_of(
             were made with another tokenizer than the weights.
     """
     dataset.require_batch(run.batch)
+    if run.batch.documents is Documents.AUTO:
+        found = Documents.TOGETHER if dataset.index.marks is None else Documents.APART
+        run = replace(run, batch=replace(run.batch, documents=found))
     weights, carried = "seed", NOTHING
     base = UNKNOWN_HASH * run.num_base_parts
     if init_dir is not None:
@@ -98,8 +103,8 @@ def manifest_of(
             weights = check_weights(init_dir, run.model)
         else:
             base = "".join(base_hashes(init_dir, run.model))
-        found, left_out = read_carried(init_dir, dataset)
-        carried = found.to_text()
+        carried_files, left_out = read_carried(init_dir, dataset)
+        carried = carried_files.to_text()
         for text in (*given.unchecked, *left_out):
             say(text)
     return Manifest(

@@ -230,9 +230,18 @@ class Dataset:
         """Check that the corpus can fill a batch.
 
         Raises:
-            DataError: One iteration takes more sequences than the corpus has, or the corpus is
-                packed for sequences of another length.
+            DataError: One iteration takes more sequences than the corpus has, the corpus is packed
+                for sequences of another length, or it does not tell where documents begin.
         """
+        if batch.reads_apart and self.index.marks is None:
+            raise DataError(
+                f"batch.documents is {batch.documents}, and {self.place} does not tell where "
+                "documents begin",
+                why="tokens would see the documents before their own",
+                fix="prepare the text again with --document-masks, or set batch.documents = "
+                '"together"',
+                code="E-DAT-026",
+            )
         num_windows = self.num_windows(batch.sequence_length)
         needed = batch.microbatch_size * batch.num_microbatches * batch.num_data_nodes
         if num_windows < needed:

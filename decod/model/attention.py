@@ -3,7 +3,8 @@
 Attention uses one of torch's fused kernels, which never hold the scores of all positions. torch has
 a fallback that holds them: (B, H, T, T), which are 8 GiB for one sequence of 8192 tokens and 32
 heads in float32. It takes the fallback without a word if fewer key heads than query heads are given
-to a kernel that wants as many. So keys and values are repeated for those.
+to a kernel that wants as many. So keys and values are repeated for those, and for every kernel that
+takes a mask.
 
 With rotary positions, each head's query and key turn by an angle that grows with the position.
 Pairs of the rotation are (i, i + E/2), as in Hugging Face checkpoints.
@@ -63,7 +64,8 @@ class KeyValueCache:
 
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosines, and sines whose first half is negated, each (T, 1, E) in the model's dtype."""
+"""Cosines, and sines whose first half is negated, each (T, 1, E) in the model's dtype. (B, T, 1, E)
+if documents are read apart."""
 
 
 def rotary_tables(model: ModelConfig, length: int, *, dtype: torch.dtype, device: str) -> Rotary:
@@ -112,11 +114,29 @@ _GROUPED_WIDTH_MAX = 256
 """Widest heads of the kernel that takes fewer key heads."""
 
 
+def within_documents(places_BT: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask by which a position reads its own document, up to itself.
+
+    Args:
+        places_BT: int64, the place of each position in its document. A document begins with 0.
+        dtype: The model's.
+
+    Returns:
+        (B, 1, T, T): 0 where the position of the row reads that of the column, else -infinity. All
+        blocks share it. Of a mask of bool, each would keep such numbers for its backward pass.
+    """
+    documents_BT = (places_BT == 0).cumsum(dim=1)
+    same_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    mask_BTT = torch.zeros(same_BTT.shape, dtype=dtype, device=places_BT.device)
+    return mask_BTT.masked_fill_(~same_BTT.tril_(), -math.inf)[:, None]
+
+
 def causal_attention(
     query_BTHE: Tensor,
     key_BTKE: Tensor,
     value_BTKE: Tensor,
     cache: KeyValueCache | None = None,
+    mask_B1TT: Tensor | None = None,
 ) -> Tensor:
     """Return what each query head reads from the positions up to its own, (B, T, H * E).
 
@@ -125,6 +145,7 @@ def causal_attention(
         key_BTKE: Keys. K divides H.
         value_BTKE: Values.
         cache: Holds the positions before. Keys and values are added to it.
+        mask_B1TT: From `within_documents`, if documents are read apart. There is no cache then.
     """
     query_BHTE = query_BTHE.transpose(1, 2)
     key_BKSE = key_BTKE.transpose(1, 2)
@@ -132,7 +153,7 @@ def causal_attention(
     if cache is not None:
         key_BKSE, value_BKSE = cache.extend(key_BKSE, value_BKSE)
     num_groups = query_BHTE.shape[1] // key_BKSE.shape[1]
-    grouped = num_groups > 1 and _takes_groups(query_BHTE)
+    grouped = num_groups > 1 and mask_B1TT is None and _takes_groups(query_BHTE)
     if num_groups > 1 and not grouped:
         key_BKSE = key_BKSE.repeat_interleave(num_groups, dim=1)
         value_BKSE = value_BKSE.repeat_interleave(num_groups, dim=1)
@@ -140,8 +161,9 @@ def causal_attention(
         query_BHTE,
         key_BKSE,
         value_BKSE,
+        attn_mask=mask_B1TT,
         # A single new position may look at all that the cache holds.
-        is_causal=cache is None or query_BHTE.shape[2] > 1,
+        is_causal=mask_B1TT is None and (cache is None or query_BHTE.shape[2] > 1),
         enable_gqa=grouped,
     )
     return mixed_BHTE.transpose(1, 2).flatten(2)

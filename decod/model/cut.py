@@ -45,6 +45,10 @@ _NEUTRAL: dict[str, float] = {"embedding_multiplier": 1.0}
 """Numbers by which a model multiplies its embedded tokens outside the embedding."""
 
 
+_WITHOUT_MASK = frozenset({"gpt_oss"})
+"""Types that take masks of documents, and do not make them from positions."""
+
+
 class _Zeros(nn.Module):
     """Learnt positions for whom they were added before: on stage 0."""
 
@@ -307,6 +311,8 @@ class CutStage(Stage):
         self.config = model
         cut = CutModel(model.config, TORCH_DTYPES[model.dtype])
         self.layers = nn.ModuleDict({str(index): cut.blocks[index] for index in blocks})
+        self._type = cut.model_type
+        self._config = cut.config
         # Their modules are those of the blocks, which must not be counted twice.
         self._parts: dict[str, Any] = {"blocks": cut.part(blocks, enters=False, leaves=False)}
         self._device = torch.device("cpu")
@@ -323,6 +329,28 @@ class CutStage(Stage):
             return hidden_BTD
         return self._router.added(hidden_BTD, found.router_logits or (), self.share)
 
+    def _apart(self, places_BT: Tensor | None) -> dict[str, Any]:
+        """Return the arguments by which transformers reads documents apart."""
+        if places_BT is None:
+            return {}
+        if self._type not in _WITHOUT_MASK:
+            return {"position_ids": places_BT}
+        from transformers import masking_utils
+
+        told = {
+            "config": self._config,
+            # Only dtype and shape matter.
+            "inputs_embeds": places_BT[..., None].to(TORCH_DTYPES[self.config.dtype]),
+            "attention_mask": None,
+            "past_key_values": None,
+            "position_ids": places_BT,
+        }
+        masks = {
+            "full_attention": masking_utils.create_causal_mask(**told),
+            "sliding_attention": masking_utils.create_sliding_window_causal_mask(**told),
+        }
+        return {"position_ids": places_BT, "attention_mask": masks}
+
     def _take_ends(self, cut: CutModel, blocks: range) -> None:
         """A relay has none."""
 
@@ -336,11 +364,17 @@ class CutStage(Stage):
         return self._parts[name]
 
     @override
-    def run_blocks(self, hidden_BTD: Tensor, caches: Sequence[Any] | None = None) -> Tensor:
+    def run_blocks(
+        self,
+        hidden_BTD: Tensor,
+        places_BT: Tensor | None = None,
+        caches: Sequence[Any] | None = None,
+    ) -> Tensor:
         if not self.layers:
             return hidden_BTD
         part = self._part("blocks", hidden_BTD.device)
-        return self._passed(part(inputs_embeds=hidden_BTD, use_cache=False))
+        apart = self._apart(places_BT)
+        return self._passed(part(inputs_embeds=hidden_BTD, use_cache=False, **apart))
 
 
 class CutFirstStage(CutStage, FirstStage):
@@ -380,8 +414,9 @@ class CutFirstStage(CutStage, FirstStage):
             self._parts["head"].get_output_embeddings().weight = table
 
     @override
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        return self._passed(self._part("entry", tokens_BT.device)(tokens_BT, use_cache=False))
+    def embed(self, tokens_BT: Tensor, places_BT: Tensor | None = None) -> Tensor:
+        part = self._part("entry", tokens_BT.device)
+        return self._passed(part(tokens_BT, use_cache=False, **self._apart(places_BT)))
 
     @override
     def logits(self, hidden_BTD: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from decod.model.attention import KeyValueCache, Rotary
+from decod.model.attention import KeyValueCache, Rotary, causal_attention
 from decod.run.model_config import ModelConfig
 
 
@@ -40,22 +40,22 @@ class Gpt2Attention(nn.Module):
         self.c_proj = Projection(model.hidden_size, model.hidden_size)
 
     @override
-    def forward(self, hidden_BTD: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden_BTD: Tensor,
+        cache: KeyValueCache | None = None,
+        mask_B1TT: Tensor | None = None,
+    ) -> Tensor:
         """Return attention's contribution to the residual stream, (B, T, D).
 
-        With a cache, the positions follow those that it holds, and are added to it.
+        With a cache, the positions follow those that it holds, and are added to it. The mask is
+        that of `causal_attention`.
         """
-        num_sequences, length, width = hidden_BTD.shape
-        split = (num_sequences, length, self.num_heads, width // self.num_heads)
-        query, key, value = (
-            part.view(split).transpose(1, 2) for part in self.c_attn(hidden_BTD).split(width, -1)
-        )
-        if cache is not None:
-            key, value = cache.extend(key, value)
-        # A single new position may look at all that the cache holds.
-        is_causal = cache is None or length > 1
-        mixed_BHTE = functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
-        result: Tensor = self.c_proj(mixed_BHTE.transpose(1, 2).reshape(hidden_BTD.shape))
+        width = hidden_BTD.shape[-1]
+        split = (*hidden_BTD.shape[:-1], self.num_heads, width // self.num_heads)
+        parts = self.c_attn(hidden_BTD).split(width, -1)
+        query, key, value = (part.view(split) for part in parts)
+        result: Tensor = self.c_proj(causal_attention(query, key, value, cache, mask_B1TT))
         return result
 
 
@@ -90,9 +90,10 @@ class Gpt2Block(nn.Module):
         hidden_BTD: Tensor,
         rotary: Rotary | None,
         cache: KeyValueCache | None = None,
+        mask_B1TT: Tensor | None = None,
     ) -> Tensor:
         """Return the residual stream after the block, (B, T, D). Arguments as for Llama's."""
-        hidden_BTD = hidden_BTD + self.attn(self.ln_1(hidden_BTD), cache)
+        hidden_BTD = hidden_BTD + self.attn(self.ln_1(hidden_BTD), cache, mask_B1TT)
         result: Tensor = hidden_BTD + self.mlp(self.ln_2(hidden_BTD))
         return result
 
@@ -106,9 +107,12 @@ class Gpt2Ends(nn.Module):
         self.wpe = nn.Embedding(model.max_position_embeddings, model.hidden_size)
         self.ln_f = nn.LayerNorm(model.hidden_size, eps=model.norm_eps)
 
-    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
-        """Return the embedded tokens plus their positions from `start` on, (B, T, D)."""
-        positions_TD = self.wpe.weight[start : start + tokens_BT.shape[1]]
+    def enter(self, tokens_BT: Tensor, start: int = 0, places_BT: Tensor | None = None) -> Tensor:
+        """Return the embedded tokens plus their positions, (B, T, D): from `start` on, or given."""
+        if places_BT is None:
+            positions_TD = self.wpe.weight[start : start + tokens_BT.shape[1]]
+        else:
+            positions_TD = self.wpe(places_BT)
         result: Tensor = self.wte(tokens_BT) + positions_TD
         return result
 

@@ -67,6 +67,7 @@ class LlamaAttention(nn.Module):
         norm: RmsNorm,
         rotary: Rotary,
         cache: KeyValueCache | None = None,
+        mask_B1TT: Tensor | None = None,
     ) -> Tensor:
         """Return attention's contribution to the residual stream, (B, T, D).
 
@@ -75,6 +76,7 @@ class LlamaAttention(nn.Module):
             norm: Makes the normed copy of it that is read.
             rotary: Angles of the positions.
             cache: Holds the positions before. The positions are added to it.
+            mask_B1TT: As for `causal_attention`.
         """
         linears = (self.q_proj, self.k_proj, self.v_proj)
         heads = projected(norm.of, (hidden_BTD, norm.weight), linears)
@@ -83,7 +85,8 @@ class LlamaAttention(nn.Module):
         )
         query_BTHE = _placed(query_BTHE, self.q_norm, rotary)
         key_BTKE = _placed(key_BTKE, self.k_norm, rotary)
-        result: Tensor = self.o_proj(causal_attention(query_BTHE, key_BTKE, value_BTKE, cache))
+        mixed_BTD = causal_attention(query_BTHE, key_BTKE, value_BTKE, cache, mask_B1TT)
+        result: Tensor = self.o_proj(mixed_BTD)
         return result
 
 
@@ -136,7 +139,11 @@ class LlamaBlock(nn.Module):
 
     @override
     def forward(
-        self, hidden_BTD: Tensor, rotary: Rotary, cache: KeyValueCache | None = None
+        self,
+        hidden_BTD: Tensor,
+        rotary: Rotary,
+        cache: KeyValueCache | None = None,
+        mask_B1TT: Tensor | None = None,
     ) -> Tensor:
         """Return the residual stream after the block, (B, T, D).
 
@@ -144,8 +151,10 @@ class LlamaBlock(nn.Module):
             hidden_BTD: Residual stream before it.
             rotary: Angles of the positions.
             cache: Of the positions before.
+            mask_B1TT: As for `causal_attention`.
         """
-        hidden_BTD = hidden_BTD + self.self_attn(hidden_BTD, self.input_layernorm, rotary, cache)
+        read_BTD = self.self_attn(hidden_BTD, self.input_layernorm, rotary, cache, mask_B1TT)
+        hidden_BTD = hidden_BTD + read_BTD
         result: Tensor = hidden_BTD + self.mlp(hidden_BTD, self.post_attention_layernorm)
         return result
 
@@ -158,7 +167,12 @@ class LlamaEnds(nn.Module):
         self.embed_tokens = nn.Embedding(model.vocab_size, model.hidden_size)
         self.norm = RmsNorm(model.hidden_size, model.norm_eps)
 
-    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:  # noqa: ARG002 - as GPT-2's.
+    def enter(
+        self,
+        tokens_BT: Tensor,
+        start: int = 0,  # noqa: ARG002 - as GPT-2's.
+        places_BT: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
         """Return the embedded tokens, (B, T, D)."""
         result: Tensor = self.embed_tokens(tokens_BT)
         return result

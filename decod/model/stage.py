@@ -27,7 +27,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from decod.model.attention import KeyValueCache, Rotary, rotary_tables
+from decod.model.attention import KeyValueCache, Rotary, rotary_tables, within_documents
 from decod.model.autograd import linear_cross_entropy
 from decod.model.shape import LORA_A, LORA_B
 from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
@@ -158,21 +158,31 @@ class Stage(nn.Module):
                 old.data = tensor
 
     def run_blocks(
-        self, hidden_BTD: Tensor, caches: Sequence[KeyValueCache] | None = None
+        self,
+        hidden_BTD: Tensor,
+        places_BT: Tensor | None = None,
+        caches: Sequence[KeyValueCache] | None = None,
     ) -> Tensor:
         """Return the residual stream after this stage's blocks.
 
         Args:
             hidden_BTD: (B, T, D) in the module's dtype and on its device. Not changed.
+            places_BT: int64, the place of each position in its document, which begins with 0.
+                No position reads another document. None: all positions are of one.
             caches: One for each block, all of one text, which the positions continue. None: the
                 positions begin a text.
         """
         of_blocks = [None] * len(self.layers) if caches is None else caches
+        mask_B1TT = None
+        if places_BT is not None:
+            mask_B1TT = within_documents(places_BT, hidden_BTD.dtype)
         rotary = None
         if self.layers and "rope_theta" in self.config.family.has:
             rotary = self._rotary_of(hidden_BTD, of_blocks[0])
+            if places_BT is not None:
+                rotary = rotary[0][places_BT], rotary[1][places_BT]
         for block, cache in zip(self.layers.values(), of_blocks, strict=True):
-            hidden_BTD = block(hidden_BTD, rotary, cache)
+            hidden_BTD = block(hidden_BTD, rotary, cache, mask_B1TT)
         return hidden_BTD
 
     def _rotary_of(self, hidden_BTD: Tensor, cache: KeyValueCache | None) -> Rotary:
@@ -195,12 +205,13 @@ class Stage(nn.Module):
 class Ends(Protocol):
     """A family's parts outside its blocks, except the head. It is a module as well."""
 
-    def enter(self, tokens_BT: Tensor, start: int = 0) -> Tensor:
+    def enter(self, tokens_BT: Tensor, start: int = 0, places_BT: Tensor | None = None) -> Tensor:
         """Return the residual stream before the first block, (B, T, D).
 
         Args:
             tokens_BT: int64 token ids.
             start: The position of the first.
+            places_BT: As for `Stage.run_blocks`.
         """
         ...
 
@@ -226,13 +237,14 @@ class FirstStage(Stage):
         if not model.tie_word_embeddings:
             self.lm_head = nn.Linear(model.hidden_size, model.vocab_size, bias=False)
 
-    def embed(self, tokens_BT: Tensor) -> Tensor:
+    def embed(self, tokens_BT: Tensor, places_BT: Tensor | None = None) -> Tensor:
         """Return the residual stream that leaves stage 0, (B, T, D).
 
         Args:
             tokens_BT: int64 token ids below the vocabulary's size, on the module's device.
+            places_BT: As for `run_blocks`.
         """
-        return self.run_blocks(self.inner.enter(tokens_BT))
+        return self.run_blocks(self.inner.enter(tokens_BT, places_BT=places_BT), places_BT)
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """Return the scores of every next token, (B, T, V) in the module's dtype."""
@@ -252,7 +264,7 @@ class FirstStage(Stage):
             caches: From `caches`. The text's beginning takes empty ones.
         """
         hidden_BTD = self.inner.enter(tokens_BT, caches[0].num_positions)
-        return self.logits(self.run_blocks(hidden_BTD, caches)[:, -1:])[:, -1]
+        return self.logits(self.run_blocks(hidden_BTD, caches=caches)[:, -1:])[:, -1]
 
     def _table(self) -> Tensor:
         return self.inner.table() if self.lm_head is None else self.lm_head.weight

@@ -7,6 +7,7 @@ their definition is the whole `config.json`, and their `Family` follows from it.
 Imports no torch, because the node process reads it too.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +16,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from decod.errors import ConfigError
-from decod.run.model_layout import ModelLayout, require_canonical, uncanonical
+from decod.run.model_layout import TOGETHER_TYPES, ModelLayout, require_canonical, uncanonical
 
 Shapes = dict[str, tuple[int, ...]]
 """Parameter name to shape."""
@@ -155,6 +156,11 @@ class ModelConfig:
     def is_built(self) -> bool:
         """Whether transformers builds it."""
         return self.model_type is Architecture.TRANSFORMERS
+
+    @property
+    def can_read_apart(self) -> bool:
+        """Whether the documents of a sequence can be kept apart."""
+        return not self.is_built or json.loads(self.config)["model_type"] not in TOGETHER_TYPES
 
     @property
     def head_width(self) -> int:

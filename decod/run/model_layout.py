@@ -78,6 +78,14 @@ CUT_TYPES = frozenset(
 """The values of `model_type` that are known to give the same model when they are cut
 (`scripts/architectures.py`)."""
 
+TOGETHER_TYPES = frozenset(
+    """
+    bailing_hybrid biogpt bloom inkling_text jamba lfm3 mpt olmo_hybrid openai-gpt
+    qwen3_5_moe_text qwen3_5_text qwen3_next
+    """.split()  # noqa: SIM905
+)
+"""Those of them that can't read the documents of a sequence apart: their blocks carry a state from
+one to the next, or transformers gives them no mask."""
 
 SIZES = (
     "vocab_size",

@@ -15,6 +15,18 @@ from decod.compression.plan import (
 from decod.errors import ConfigError
 
 
+class Documents(StrEnum):
+    """How the documents of a sequence are read."""
+
+    AUTO = "auto"
+    """Apart if the corpus tells where they begin, as conversations do. The leader decides that, so
+    no running run has it: until then they are together."""
+    APART = "apart"
+    """No position sees another document, and positions begin anew with each."""
+    TOGETHER = "together"
+    """As if they were one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchConfig:
     """Shape of one iteration's batch."""
@@ -28,6 +40,9 @@ class BatchConfig:
     num_data_nodes: int = 1
     """How many data nodes the run can have; each has an ordinal below this number, and with it
     its own share of every batch."""
+    documents: Documents = Documents.AUTO
+    """What a token sees of its sequence's documents: `apart` its own alone, `together` all that is
+    before it. `auto`: apart if the corpus tells where documents begin."""
 
     def __post_init__(self) -> None:
         for name in ("microbatch_size", "num_microbatches", "num_data_nodes"):
@@ -59,6 +74,11 @@ class BatchConfig:
                 "the organiser for a larger batch.microbatch_size",
                 code="E-CFG-021",
             )
+
+    @property
+    def reads_apart(self) -> bool:
+        """Whether no position sees another document than its own."""
+        return self.documents is Documents.APART
 
     @property
     def tokens_per_microbatch(self) -> int:

@@ -11,12 +11,14 @@ from pathlib import Path
 import torch
 
 from decod.data.dataset import Dataset
+from decod.data.index import TARGET
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.model.hf_folder import model_weights
 from decod.model.stage import TORCH_DTYPES, empty_model
 from decod.run.training_config import BatchConfig
 from decod.train.model_folder import judge_folder
+from decod.train.passes import begun_places, read_tokens
 
 _ROWS = 4
 """Sequences at a time."""
@@ -52,7 +54,9 @@ def evaluate(
     device: str = "cpu",
     base: Path | None = None,
 ) -> Evaluation:
-    """Return the mean loss of a model over sequences of a corpus.
+    """Return the mean loss of a model over the targets in sequences of a corpus.
+
+    If the corpus tells where documents begin, they are read apart, unless the model can't.
 
     Args:
         folder: A model folder, or that of an adapter.
@@ -78,12 +82,26 @@ def evaluate(
     batch = BatchConfig(
         sequence_length=length, microbatch_size=_ROWS, num_microbatches=-(-num // _ROWS)
     )
+    reads_apart = dataset.index.marks is not None and model.can_read_apart
     total = 0.0
+    num_tokens = 0
     for index in range(batch.num_microbatches):
-        rows = dataset.microbatch(MicrobatchId(1, 0, index), batch, seed=0)[: num - index * _ROWS]
-        tokens_BT = torch.from_numpy(rows).to(device)
-        hidden_BTD = module.embed(tokens_BT[:, :-1])
-        total += len(rows) * float(module.loss(hidden_BTD, tokens_BT[:, 1:]))
+        read = read_tokens(dataset, MicrobatchId(1, 0, index), batch, model, seed=0)
+        tokens_BT, marks_BT = (rows[: num - index * _ROWS].to(device) for rows in read)
+        places_BT = begun_places(marks_BT[:, :-1]) if reads_apart else None
+        hidden_BTD = module.embed(tokens_BT[:, :-1], places_BT)
+        chosen_BT = marks_BT[:, 1:] & TARGET == TARGET
+        if num_here := int(chosen_BT.sum()):
+            targets_BT = tokens_BT[:, 1:][chosen_BT][None]
+            total += num_here * float(module.loss(hidden_BTD[chosen_BT][None], targets_BT))
+            num_tokens += num_here
+    if not num_tokens:
+        raise DataError(
+            f"the {num} sequences of {dataset.place} hold no answer",
+            why="without tokens to predict there is no loss",
+            fix="evaluate more sequences",
+            code="E-DAT-043",
+        )
     if not math.isfinite(total):
         raise DataError(
             f"the model in {folder} has a loss that is not finite",
@@ -91,7 +109,7 @@ def evaluate(
             fix="use the model of an earlier iteration",
             code="E-DAT-045",
         )
-    return Evaluation(total / num, num, num * length, given.unchecked)
+    return Evaluation(total / num_tokens, num, num_tokens, given.unchecked)
 
 
 def _require_fitting(

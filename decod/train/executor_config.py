@@ -5,6 +5,7 @@ sequences apart: no block of a format belongs to two of them. So a device finds 
 tensor on its way, and writes its own part of a result.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,24 +38,19 @@ class Rows:
         """Return a view of these rows of a tensor, (num_all, ...)."""
         return whole[self.first : self.first + self.num]
 
-    def pieces(self, whole: Tensor, coding: Coding | None) -> list[Tensor]:
+    def pieces(self, whole: Tensor, sizes: Sequence[int]) -> list[Tensor]:
         """Return views of what a tensor on its way holds of these sequences.
 
         Args:
             whole: With `ExecutorConfig.activation_wire`'s dtype and shape, for all sequences.
-            coding: Its format.
+            sizes: `ExecutorConfig.activation_runs`.
 
         Returns:
             Put one after another, flat, they are these sequences in the same format.
         """
-        if coding is None:
+        if not sizes:
             return [self.of(whole)]
-        runs = [whole]
-        if isinstance(coding, BlockCoding):
-            num_blocks = len(whole) // (SCALE_BYTES + coding.code_bytes)
-            runs = list(
-                torch.split(whole, [num_blocks * SCALE_BYTES, num_blocks * coding.code_bytes])
-            )
+        runs = torch.split(whole, list(sizes))
         return [self.of(run_C.view(self.num_all, -1)).view(-1) for run_C in runs]
 
 
@@ -163,10 +159,29 @@ class ExecutorConfig:
         return shape.numel() * dtype.itemsize
 
     @property
-    def activation_wire(self) -> tuple[torch.dtype, torch.Size]:
-        """Dtype and shape of an activation on its way."""
+    def activation_runs(self) -> tuple[int, ...]:
+        """Bytes of the runs of an activation on its way, each of which has equal parts of all
+        sequences. None: it travels as it is computed.
+
+        The last run tells which positions begin a document, a byte for each, if documents are read
+        apart. A gradient has one of the same size, which tells nothing.
+        """
         coding = self.activation_coding
         shape = self.activation_shape
+        num_elements = shape.numel()
+        marks = (shape[:2].numel(),) if self.run.batch.reads_apart else ()
         if coding is None:
-            return self.dtype, shape
-        return torch.uint8, torch.Size((coding.num_bytes(shape.numel()),))
+            return (num_elements * self.dtype.itemsize, *marks) if marks else ()
+        num_bytes = coding.num_bytes(num_elements)
+        if isinstance(coding, BlockCoding):
+            num_blocks = num_bytes // (SCALE_BYTES + coding.code_bytes)
+            return num_blocks * SCALE_BYTES, num_blocks * coding.code_bytes, *marks
+        return num_bytes, *marks
+
+    @property
+    def activation_wire(self) -> tuple[torch.dtype, torch.Size]:
+        """Dtype and shape of an activation on its way."""
+        runs = self.activation_runs
+        return (
+            (torch.uint8, torch.Size((sum(runs),))) if runs else (self.dtype, self.activation_shape)
+        )

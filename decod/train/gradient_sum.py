@@ -114,21 +114,24 @@ class GradientSum:
         self._contributed.add(part)
         return gradient
 
-    def apart(self, entry: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def apart(
+        self, entry: Tensor, gradient: Tensor, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Run both passes of a microbatch without adding anything to the sum.
 
         Args:
             entry: Input of the stage, which requires a gradient.
             gradient: Of the output.
+            places: As for `Stage.run_blocks`.
 
         Returns:
             The output, the gradient of the input, and that of the parameters, (P,).
         """
         if self._shards is not None:
-            return self._apart_in(self._shards, entry, gradient)
+            return self._apart_in(self._shards, entry, gradient, places)
         with self.lend() as stage:
             parameters = stage.parameters_by_name()
-            output = stage.run_blocks(entry)
+            output = stage.run_blocks(entry, places)
             # Not `backward`, which would add to the parameters' own gradients.
             wanted = [entry, *parameters.values()]
             entry_gradient, *found = torch.autograd.grad(
@@ -142,12 +145,12 @@ class GradientSum:
         return output.detach(), entry_gradient, apart_P
 
     def _apart_in(
-        self, shards: "Shards", entry: Tensor, gradient: Tensor
+        self, shards: "Shards", entry: Tensor, gradient: Tensor, places: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return `apart`, of all devices' gradients on the first, and nothing of use on others."""
         apart_P = torch.zeros_like(self.sum_P)
         with shards.set_aside():
-            output = self._stage.run_blocks(entry)
+            output = self._stage.run_blocks(entry, places)
             starts: Any = [Output(output).given(gradient)]
             torch.autograd.backward(starts)
             # Of the others, `sum_P` is a part alone.

@@ -64,10 +64,19 @@ def measure(executor: Measurable, num_repeats: int) -> Measurement:
     tokens_BT = torch.randint(
         config.run.model.vocab_size, config.activation_shape[:2], generator=generator
     ).to(device)
+    places_BT = None
+    if config.run.batch.reads_apart:
+        # Two documents a row: kernels take another way than with one.
+        middle = max(1, tokens_BT.shape[1] // 2)
+        places_BT = (torch.arange(tokens_BT.shape[1]) % middle).expand_as(tokens_BT).to(device)
     with executor.measuring() as stage:
-        _backward(stage, _forward(stage, hidden_BTD, tokens_BT), hidden_BTD, tokens_BT)
+
+        def forward() -> Tensor:
+            return _forward(stage, hidden_BTD, tokens_BT, places_BT)
+
+        _backward(stage, forward(), hidden_BTD, tokens_BT)
         # After the warm-up, in which libraries take memory that they keep.
-        num_bytes = held_bytes(lambda: _forward(stage, hidden_BTD, tokens_BT), stage, hidden_BTD)
+        num_bytes = held_bytes(forward, stage, hidden_BTD)
         stage.zero_grad(set_to_none=True)
         recomputes = config.recompute
         entry = tokens_BT if isinstance(stage, FirstStage) else hidden_BTD
@@ -75,10 +84,10 @@ def measure(executor: Measurable, num_repeats: int) -> Measurement:
         for _ in range(num_repeats):
             start_s = _now_s(device)
             with torch.set_grad_enabled(not recomputes):
-                output_BTD = _forward(stage, hidden_BTD, tokens_BT)
+                output_BTD = forward()
             middle_s = _now_s(device)
             if recomputes:
-                output_BTD = _forward(stage, hidden_BTD, tokens_BT)
+                output_BTD = forward()
             _backward(stage, output_BTD, hidden_BTD, tokens_BT)
             forward_s += middle_s - start_s
             backward_s += _now_s(device) - middle_s
@@ -102,10 +111,12 @@ def _now_s(device: str) -> float:
     return perf_counter()
 
 
-def _forward(stage: Stage, hidden_BTD: Tensor, tokens_BT: Tensor) -> Tensor:
+def _forward(
+    stage: Stage, hidden_BTD: Tensor, tokens_BT: Tensor, places_BT: Tensor | None
+) -> Tensor:
     if isinstance(stage, FirstStage):
-        return stage.embed(tokens_BT)
-    return stage.run_blocks(hidden_BTD.clone().requires_grad_())
+        return stage.embed(tokens_BT, places_BT)
+    return stage.run_blocks(hidden_BTD.clone().requires_grad_(), places_BT)
 
 
 def _backward(stage: Stage, output_BTD: Tensor, hidden_BTD: Tensor, tokens_BT: Tensor) -> None:

@@ -29,7 +29,7 @@ from decod.clocks import Stopwatch
 from decod.compression.codecs import decode, encode
 from decod.compression.plan import CompressionError
 from decod.data.block import Block
-from decod.data.index import TARGET
+from decod.data.index import BEGINS, TARGET
 from decod.errors import DataError, NonFiniteError, ShapeError, TrainingError
 from decod.ids import MicrobatchId
 from decod.model.autograd import Output
@@ -56,16 +56,27 @@ class ActivationCodec:
         self._watch = watch
         self._coding = config.activation_coding
 
-    def sent(self, value_BTD: Tensor, what: str) -> Tensor:
+    def sent(self, value_BTD: Tensor, what: str, places_BT: Tensor | None = None) -> Tensor:
         """Return a tensor as it travels: itself, or (C,) uint8 in new memory.
 
         Args:
             value_BTD: An activation or gradient on the device, (B, T, D). Finite. Not changed.
             what: Its name, for errors.
+            places_BT: Of an activation whose documents are read apart: see `Stage.run_blocks`.
 
         Raises:
             NonFiniteError: It holds numbers too large for the format.
         """
+        coded = self._coded(value_BTD, what)
+        if not self._config.run.batch.reads_apart:
+            return coded
+        if places_BT is None:
+            marks_N = coded.new_zeros(value_BTD.shape[:2].numel(), dtype=torch.uint8)
+        else:
+            marks_N = (places_BT == 0).to(torch.uint8).view(-1)
+        return torch.cat((coded.reshape(-1).view(torch.uint8), marks_N))
+
+    def _coded(self, value_BTD: Tensor, what: str) -> Tensor:
         if self._coding is None:
             return value_BTD
         try:
@@ -79,8 +90,32 @@ class ActivationCodec:
 
     def travelled(self, value_BTD: Tensor, what: str) -> Tensor:
         """Return what a receiver would read of a tensor, (B, T, D). Arguments as for `sent`."""
-        sent = self.sent(value_BTD, what)
-        return value_BTD if self._coding is None else self._decoded(sent, what)
+        coded = self._coded(value_BTD, what)
+        return value_BTD if self._coding is None else self._decoded(coded, what)
+
+    def places(self, activation: Tensor, what: str) -> Tensor | None:
+        """Return the place of each position in its document, (B, T), on the device.
+
+        None: documents are not read apart.
+
+        Args:
+            activation: As it came, of which `received` has checked dtype and shape. Not changed.
+            what: Its name, for errors.
+
+        Raises:
+            ShapeError: It does not tell where documents begin.
+        """
+        config = self._config
+        if not config.run.batch.reads_apart:
+            return None
+        marks_BT = activation[-config.activation_runs[-1] :].view(config.activation_shape[:2])
+        if int(marks_BT.max()) > 1:
+            raise ShapeError(
+                f"{what} holds a mark of {int(marks_BT.max())}",
+                why="a mark says with 0 or 1 whether a position begins a document",
+                fix="drop the microbatch; the peer runs another configuration",
+            )
+        return begun_places(marks_BT.to(config.device) * BEGINS)
 
     def received(self, tensor: Tensor, what: str, *, copy: bool = False) -> Tensor:
         """Return a tensor that has travelled, (B, T, D), on the device.
@@ -105,6 +140,10 @@ class ActivationCodec:
                 why=f"this run exchanges {dtype} {shape}",
                 fix="drop the microbatch; the peer runs another configuration",
             )
+        if config.run.batch.reads_apart:
+            tensor = tensor[: -config.activation_runs[-1]]
+            if self._coding is None:
+                tensor = tensor.view(config.dtype).view(config.activation_shape)
         with arriving(tensor, config.device):
             with self._watch.measure("copy"):
                 here = tensor.detach().to(
@@ -130,6 +169,17 @@ class ActivationCodec:
                 fix="retry the microbatch elsewhere; the peer sends what no device can compute",
             ) from error
         return decoded_N.to(self._config.dtype).view(shape)
+
+
+def begun_places(marks_BT: Tensor) -> Tensor:
+    """Return the place of each position in its document, (B, T) int64. A row begins one.
+
+    Args:
+        marks_BT: uint8, of which `BEGINS` counts.
+    """
+    begins_BT = marks_BT & BEGINS == BEGINS
+    here_T = torch.arange(begins_BT.shape[1], device=begins_BT.device)
+    return here_T - (here_T * begins_BT).cummax(dim=1).values
 
 
 NO_TARGET = -100
@@ -165,6 +215,8 @@ class ReadTokens:
     targets: Tensor
     """(B, T) int64: the token that follows each position, or `NO_TARGET`."""
     num_targets: int
+    places: Tensor | None
+    """(B, T) int64: the place of each position in its document, if documents are read apart."""
 
 
 def read_tokens(
@@ -174,10 +226,8 @@ def read_tokens(
     model: ModelConfig,
     *,
     seed: int,
-) -> tuple[Tensor, Tensor | None]:
-    """Return a microbatch's tokens, (B, T + 1), and which of them are targets: on CPU.
-
-    None: all are.
+) -> tuple[Tensor, Tensor]:
+    """Return a microbatch's tokens, (B, T + 1) int64, and their marks, uint8: on CPU.
 
     Raises:
         DataError: A token is not in the model's vocabulary.
@@ -206,14 +256,14 @@ def read_tokens(
             fix="raise model.vocab_size or prepare the data with the run's tokenizer",
             code="E-DAT-018",
         )
-    is_target = torch.from_numpy(source.marks(mb, batch, seed) & TARGET == TARGET)
-    if is_target.shape != tokens.shape:
+    marks = torch.from_numpy(source.marks(mb, batch, seed))
+    if marks.shape != tokens.shape:
         raise ShapeError(
-            f"marks of microbatch {mb} are {tuple(is_target.shape)}",
+            f"marks of microbatch {mb} are {tuple(marks.shape)}",
             why="each token has one",
             fix="prepare the data again",
         )
-    return tokens, None if is_target[:, 1:].all() else is_target
+    return tokens, marks
 
 
 def mean_loss(parts: Sequence[Loss], num_positions: int) -> Loss:
@@ -239,6 +289,8 @@ class SavedPass:
     """None: it is computed again, or there is no backward pass."""
     entry: Tensor | None
     """The input whose gradient the previous stage waits for. None on stage 0."""
+    places: Tensor | None
+    """Of a relay's positions in their documents. See `ReadTokens`."""
 
 
 class SettledWeights(Protocol):
@@ -299,6 +351,8 @@ class Passes:
         """
         self._state.require_settled()
         self.read(tensor, GRADIENT_RECEIVED if is_gradient else ACTIVATION_RECEIVED)
+        if not is_gradient:
+            self._whole_codec.places(tensor, ACTIVATION_RECEIVED)
 
     def make_ready(self, mb: MicrobatchId) -> None:
         """Read a microbatch's tokens for `embed` or `head`, before devices wait for each other.
@@ -315,7 +369,7 @@ class Passes:
     def embed(self, mb: MicrobatchId) -> Tensor:
         """Return stage 0's output for the first relay. Keep for backward what `forward` keeps."""
         self._first_stage()
-        return self._run_forward(mb, None)
+        return self._run_forward(mb, None, None)
 
     def forward(self, mb: MicrobatchId, activation: Tensor) -> Tensor:
         """Return a relay's output. Keep the graph for backward, or what it is made from.
@@ -329,7 +383,8 @@ class Passes:
         """
         self._state.require_settled()
         entry_BTD = self._codec.received(activation, ACTIVATION_RECEIVED, copy=True)
-        return self._run_forward(mb, entry_BTD.requires_grad_())
+        places_BT = self._codec.places(activation, ACTIVATION_RECEIVED)
+        return self._run_forward(mb, entry_BTD.requires_grad_(), places_BT)
 
     def head(self, mb: MicrobatchId, activation: Tensor) -> tuple[Tensor, float]:
         """Return the gradient of the last relay's output, and the loss.
@@ -405,6 +460,8 @@ class Passes:
         num_rows = 1 if config.sharded else config.own_rows.num
         entry_BTD = codec.received(activation, "activation to audit")
         back_BTD = codec.received(gradient, "gradient to audit")
+        places_BT = codec.places(activation, "activation to audit")
+        places = [None] * len(entry_BTD) if places_BT is None else torch.split(places_BT, num_rows)
         outputs = list[Tensor]()
         back_again = list[Tensor]()
         apart_P: Tensor | None = None
@@ -412,9 +469,9 @@ class Passes:
         # that is spread replay every row together. The gradients are those of the first alone.
         if not counts:
             back_BTD = torch.zeros_like(back_BTD)
-        pieces = zip(*(torch.split(each, num_rows) for each in (entry_BTD, back_BTD)), strict=True)
-        for entry, back in pieces:
-            *made, piece_P = self._gradient.apart(entry.requires_grad_(), back)
+        pieces = (torch.split(each, num_rows) for each in (entry_BTD, back_BTD))
+        for entry, back, of_rows in zip(*pieces, places, strict=False):
+            *made, piece_P = self._gradient.apart(entry.requires_grad_(), back, of_rows)
             outputs.append(made[0])
             back_again.append(made[1])
             apart_P = piece_P if apart_P is None else apart_P.add_(piece_P)
@@ -432,6 +489,12 @@ class Passes:
             NonFiniteError: It holds NaN or infinity.
         """
         return self._whole_codec.received(tensor, what)
+
+    def same_documents(self, activation: Tensor, other: Tensor) -> bool:
+        """Return whether two activations, as they travelled, tell of the same documents."""
+        what = "activation to audit"
+        mine, theirs = (self._whole_codec.places(each, what) for each in (activation, other))
+        return mine is None or theirs is None or torch.equal(mine, theirs)
 
     def own_parts(self, num_parts: int) -> list[Tensor]:
         """Return this member's sum of gradients, cut into the parts of an average."""
@@ -471,17 +534,18 @@ class Passes:
             config = self._config
             run = config.run
             with self._watch.measure("data"):
-                tokens, chosen = read_tokens(self._source, mb, run.batch, run.model, seed=run.seed)
-                tokens = config.own_rows.of(tokens)
-                targets = tokens[:, 1:]
-                num_targets = targets.numel()
-                if chosen is not None:
-                    chosen = config.own_rows.of(chosen)[:, 1:]
-                    targets = targets.where(chosen, NO_TARGET)
-                    num_targets = int(chosen.sum())
+                read = read_tokens(self._source, mb, run.batch, run.model, seed=run.seed)
+                tokens, marks = map(config.own_rows.of, read)
+                chosen = marks[:, 1:] & TARGET == TARGET
+                num_targets = int(chosen.sum())
             here = self._here(tokens)
-            here_targets = here[:, 1:] if chosen is None else self._here(targets)
-            self._tokens[mb] = ReadTokens(here, here_targets, num_targets)
+            targets = here[:, 1:]
+            if num_targets < chosen.numel():
+                targets = self._here(tokens[:, 1:].where(chosen, NO_TARGET))
+            places = None
+            if run.batch.reads_apart:
+                places = self._here(begun_places(marks[:, :-1]))
+            self._tokens[mb] = ReadTokens(here, targets, num_targets, places)
         return self._tokens[mb]
 
     def _here(self, ids: Tensor) -> Tensor:
@@ -489,26 +553,32 @@ class Passes:
             here = ids.to(self._config.device, non_blocking=True)
         return arrived(here)
 
-    def _run_forward(self, mb: MicrobatchId, entry_BTD: Tensor | None) -> Tensor:
+    def _run_forward(
+        self, mb: MicrobatchId, entry_BTD: Tensor | None, places_BT: Tensor | None
+    ) -> Tensor:
         """Keep what the backward pass needs. Return the output as it travels."""
+        if entry_BTD is None:
+            places_BT = self._read_tokens(mb).places
         recomputes = self._config.recompute
         with torch.set_grad_enabled(not recomputes):
-            output_BTD = self._output(mb, entry_BTD)
+            output_BTD = self._output(mb, entry_BTD, places_BT)
         value_BTD = output_BTD.detach()
         what = f"activation of microbatch {mb}"
         require_finite(value_BTD, what)
-        sent = self._codec.sent(value_BTD, what)
+        sent = self._codec.sent(value_BTD, what, places_BT)
         # Stage 0 without trained parameters has no backward pass.
         keeps = output_BTD.requires_grad
-        self._held[mb] = SavedPass(Output(output_BTD) if keeps else None, entry_BTD)
+        self._held[mb] = SavedPass(Output(output_BTD) if keeps else None, entry_BTD, places_BT)
         return sent
 
-    def _output(self, mb: MicrobatchId, entry_BTD: Tensor | None) -> Tensor:
+    def _output(
+        self, mb: MicrobatchId, entry_BTD: Tensor | None, places_BT: Tensor | None
+    ) -> Tensor:
         """Return the output of this stage's blocks, (B, T, D). No entry: stage 0 reads tokens."""
         if entry_BTD is not None:
-            return self._stage.run_blocks(entry_BTD)
+            return self._stage.run_blocks(entry_BTD, places_BT)
         assert isinstance(self._stage, FirstStage)
-        return self._stage.embed(self._read_tokens(mb).tokens[:, :-1])
+        return self._stage.embed(self._read_tokens(mb).tokens[:, :-1], places_BT)
 
     def _sent_back(self, mb: MicrobatchId, gradient_BTD: Tensor | None) -> Tensor:
         assert gradient_BTD is not None
@@ -529,7 +599,7 @@ class Passes:
         if held.entry is None and self._gradient.is_empty:
             self.drop(mb)
             return None
-        output = held.output or Output(self._output(mb, held.entry))
+        output = held.output or Output(self._output(mb, held.entry, held.places))
         start = output.given(gradient_BTD)
         self.drop(mb)
         return self._gradient.backward(("blocks", mb), start, held.entry)

@@ -20,6 +20,7 @@ from decod.errors import TrainingError
 from decod.ids import MicrobatchId
 from decod.process import give_back_memory
 from decod.protocol.core import jobs
+from decod.protocol.core.fingerprints import ERROR_MAX
 from decod.protocol.core.job_codec import Region, Request, runs
 from decod.protocol.core.jobs import (
     AverageKind,
@@ -200,8 +201,9 @@ class PassRunner(Runner[ComputingT]):
         """Return the views of this device's rows of an activation or gradient in the arena."""
         config = self._ready.config
         whole = self._activation(region)
-        coding = config.activation_coding
-        return [whole] if config.rows is None else config.rows.pieces(whole, coding)
+        if config.rows is None:
+            return [whole]
+        return config.rows.pieces(whole, config.whole.activation_runs)
 
     def _own_rows(self, region: Region) -> Tensor:
         """Return this device's rows of an activation or gradient, as they travel."""
@@ -476,6 +478,9 @@ class JobRunner(PassRunner[StageExecutor]):
         executor = self._other if job.beside else self._ready
         if executor is None:
             raise malformed("no other stage stands beside the own")
+        misplaced_documents = job.with_activation and not executor.passes.same_documents(
+            activation, sent[0]
+        )
         found = list[Tensor]()
 
         def own() -> None:
@@ -491,6 +496,8 @@ class JobRunner(PassRunner[StageExecutor]):
             for tensor, compares in zip(made, compared, strict=True)
         ]
         parts = cut(apart_P, job.num_parts)
+        if misplaced_documents:
+            on = ERROR_MAX
         return jobs.Replayed(on, back, _sketches(job.seed, parts))
 
     # Iterations

@@ -115,10 +115,14 @@ class OnHosts(Decod):
         name: What the measurement is called.
         hosts: The leader's first, and then stage by stage.
         num_members: Relays in each stage.
+        base: Folder of the model beside which an adapter is trained, if one is.
     """
 
-    def __init__(self, name: str, hosts: Sequence[Host], num_members: int) -> None:
+    def __init__(
+        self, name: str, hosts: Sequence[Host], num_members: int, base: Path | None = None
+    ) -> None:
         self.name = name
+        self.base = base
         self.hosts = hosts
         self.num_members = num_members
         self.moments: list[Moment] = []
@@ -139,6 +143,8 @@ class OnHosts(Decod):
         join = ""
         for name, host in zip(self.nodes(), self.hosts, strict=True):
             task = ["leader", str(job.run_file)]
+            if name == "data" and self.base is not None:
+                task += ["--base", str(self.base)]
             if name != "data":
                 task = ["join", join, "--stage", name.split("-")[1]]
             task += ["--listen", host.listen, "--state-dir", str(folder / name)]

@@ -18,6 +18,9 @@ from decod.data.corpus import library_files
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
+from decod.model.shape import model_shapes
+from decod.model.stage import initial_weight
+from decod.model.writing import ModelWriter
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
@@ -96,6 +99,18 @@ def write_run(folder: Path, run: RunConfig) -> Job:
     text = render_run_file(run, DataSource(path=str(corpus)), none)
     run_file.write_text(text, encoding="utf-8")
     return read_job(run_file)
+
+
+def write_base(folder: Path) -> Path:
+    """Write `MODEL` with its first weights, and return its folder."""
+    base = folder / "base"
+    writer = ModelWriter(base, MODEL)
+    for name, shape in model_shapes(MODEL).items():
+        weight = initial_weight(MODEL, seed=0, name=name, shape=shape)
+        writer.write(name, memoryview(weight.numpy().tobytes()))
+    writer.finish()
+    writer.close()
+    return base
 
 
 def read_batches(job: Job) -> Iterator[Batch]:

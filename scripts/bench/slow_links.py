@@ -9,6 +9,7 @@ from bench.hosts import Moment
 from bench.job import BATCH, MODEL, NUM_FIRST_BLOCKS, NUM_RELAY_STAGES
 from bench.subject import Sample
 from decod.compression.plan import Method
+from decod.run.adapter_config import AdapterConfig, AdapterKind
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import RunConfig
@@ -62,6 +63,13 @@ def home_run(num_microbatches: int, every: int, rank: int, num_iterations: int) 
         sync=dilocox(every, rank),
         protocol=PROTOCOL,
     )
+
+
+def adapter_run(num_microbatches: int, num_iterations: int) -> RunConfig:
+    """Return the same run with an adapter, whose gradients are averaged in every iteration."""
+    run = home_run(num_microbatches, 1, 1, num_iterations)
+    lora = AdapterConfig(kind=AdapterKind.LORA)
+    return replace(run, name=f"adapter-{num_microbatches}", adapter=lora, sync=SyncConfig())
 
 
 def dilocox(every: int, rank: int) -> SyncConfig:

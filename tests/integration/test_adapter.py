@@ -18,6 +18,7 @@ from decod.model.stage import initial_weight
 from decod.run.adapter_config import AdapterConfig, AdapterKind
 from decod.run.model_config import ModelDtype
 from decod.run.run_config import RunConfig
+from tests.support import dying
 from tests.support.cluster import Cluster, assert_refused, run_decod
 from tests.support.oracle import assert_agreement
 from tests.support.peft_reference import PeftReference
@@ -45,18 +46,19 @@ def reference(run: RunConfig, base: Path, corpus: Path) -> tuple[list[float], Pe
     return peft.train(run.optimizer, batches), peft
 
 
-def test_an_adapter_is_that_of_peft_though_a_volunteer_is_killed(
+def test_an_adapter_is_that_of_peft_though_a_volunteer_is_killed_in_a_backward_pass(
     tmp_path: Path, corpus: Path
 ) -> None:
+    """Three stages, each relay stage with two members."""
     run = replace(make_run(num_iterations=NUM_ITERATIONS), adapter=LORA)
     base = folder_of(tmp_path / "base", run.model)
     with Cluster(tmp_path / "run", run, corpus) as cluster:
         adapter = tmp_path / "adapter"
         leader = cluster.start_leader("--base", base, "--export", adapter)
-        doomed, *others = cluster.start_relays(2)
-        cluster.wait_for(lambda: leader.iteration >= 2, "two iterations")
-        doomed.send(signal.SIGKILL)
+        doomed = cluster.start_relay("doomed", "--stage", "1", program=dying.program(3))
+        others = [cluster.start_relay(f"relay-{k}", "--stage", str(k // 2)) for k in (2, 4, 5)]
         cluster.wait_for(lambda: leader.process.poll() is not None, "the end", timeout_s=90)
+        assert doomed.wait() == -signal.SIGKILL
         assert leader.process.returncode == 0
         losses = leader.losses()
         fetched = [each.events("base.fetched") for each in (doomed, *others)]

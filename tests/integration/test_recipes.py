@@ -3,6 +3,7 @@
 `tests/support/recipes.py` says how a page marks its blocks.
 """
 
+import json
 import re
 import shutil
 import socket
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from tests.support.exports import MODEL, make_corpus, make_export
+from tests.support.oracle import load_transformers
 from tests.support.recipes import (
     Kind,
     Rehearsal,
@@ -39,6 +41,7 @@ SUBSTITUTIONS = (
     (r"--advertise \S+", ""),
     (r"--threads \d+", "--threads 1"),
     (r"--max-tokens \d+", "--max-tokens 8"),
+    (r"--sequence-length \d+", "--sequence-length 32"),
     (r"examples/", f"{ROOT}/examples/"),
     # Tests may run as root, whose services are those of the machine.
     (r"service install --print", "service install --user --print"),
@@ -170,6 +173,14 @@ def write_inputs(home: Path) -> None:
     (home / "texts" / "words.txt").write_text(text[: len(text) // 2], encoding="utf-8")
     (home / "held-out.txt").write_text(text[len(text) // 2 :], encoding="utf-8")
     make_export(home / "tinyllama", make_corpus(home / "tinyllama-corpus"))
+    (home / "tinyllama/chat_template.jinja").write_text(
+        "{% for each in messages %}{{ each.role[0] + each.content + eos_token }}{% endfor %}"
+    )
+    for name, num in (("chats", 400), ("held-out", 40)):
+        asked = [{"role": "user", "content": words[index % 7]} for index in range(num)]
+        told = [{"role": "assistant", "content": words[-index % 7]} for index in range(num)]
+        pairs = [{"messages": pair} for pair in zip(asked, told, strict=True)]
+        (home / f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
 
 
 def resized(values: dict[str, Any]) -> dict[str, Any]:
@@ -219,6 +230,19 @@ def test_a_recipe_works(name: str, tmp_path: Path) -> None:
                 (rehearsal.home(host) / Path(source).name).symlink_to(tmp_path / source)
         rehearsal.play(blocks)
         assert re.search(SEEN[name], rehearsal.shown()), rehearsal.shown()
+        if name == "fine-tune":
+            home = rehearsal.home(first)
+            require_loads(home / "tuned", home / "tinyllama")
+
+
+def require_loads(adapter: Path, base: Path) -> None:
+    """Have PEFT load an adapter that has learnt something."""
+    from peft import PeftModel
+
+    model = PeftModel.from_pretrained(load_transformers(base), adapter)
+    learnt = [each for name, each in model.named_parameters() if "lora_B" in name]
+    assert learnt
+    assert all(each.any() for each in learnt)
 
 
 def section_of(page: str, title: str) -> str:

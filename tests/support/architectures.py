@@ -3,6 +3,7 @@
 The oracle is transformers, which builds the whole model in one piece.
 """
 
+import itertools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +70,9 @@ _SMALL: dict[str, Any] = {
 """Fields of all families. Of a family, those count that its configuration has."""
 
 _OF_TYPES: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"head_dim": None},
-    "deepseek_v3": {"head_dim": None},
+    "deepseek_v2": {"head_dim": None, "num_key_value_heads": 4},
+    "deepseek_v3": {"head_dim": None, "num_key_value_heads": 4},
+    "minicpm3": {"num_key_value_heads": 4},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
     "gemma2": {"final_logit_softcapping": 5.0},
 }
@@ -125,6 +127,9 @@ class Compared:
     """Largest distance of a parameter's gradient, relative to its length."""
     bits: bool
     """Whether the export of untrained weights has the bits of the input."""
+    apart: float
+    """How far the logits of sequences of several documents are from those of each alone, relative
+    to the largest."""
 
 
 def placed_stages(folder: Path, model: ModelConfig) -> list[Any]:
@@ -172,7 +177,30 @@ def compared(whole: Any, folder: Path) -> Compared:
         loss=abs(float(found_loss.detach() - loss.detach())),
         gradients=max(_distance(own[n], each.grad) for n, each in whole.named_parameters()),
         bits=_exports_alike(folder, model),
+        apart=_apart(whole, stages, inputs_BT),
     )
+
+
+_DOCUMENTS = ((0, 7, 13, 24), (0, 3, 20, 24))
+"""Where the documents of each sequence begin, and its end."""
+
+
+@torch.no_grad()
+def _apart(whole: Any, stages: list[Any], tokens_BT: Tensor) -> float:
+    cut = [list(itertools.pairwise(bounds)) for bounds in _DOCUMENTS]
+    places_BT = torch.stack([torch.cat([torch.arange(b - a) for a, b in row]) for row in cut])
+    first, *relays = stages
+    try:
+        hidden_BTD = first.embed(tokens_BT, places_BT)
+        for relay in relays:
+            hidden_BTD = relay.run_blocks(hidden_BTD, places_BT)
+    except TypeError:  # The model takes no positions.
+        return float("inf")
+    found_BTV = first.logits(hidden_BTD)
+    pieces = zip(tokens_BT, cut, strict=True)
+    alone = [[whole(row[None, a:b], use_cache=False).logits[0] for a, b in c] for row, c in pieces]
+    alone_BTV = torch.stack([torch.cat(row) for row in alone])
+    return float((found_BTV - alone_BTV).abs().max() / alone_BTV.abs().max())
 
 
 def _distance(own: Tensor | None, theirs: Tensor | None) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from decod.data.index import BEGINS, TARGET
 from decod.model import llama
 from decod.model.shape import model_shapes
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_model, initial_weight
@@ -75,6 +76,24 @@ def make_stepper(weights: Iterable[Tensor], optimizer: OptimizerConfig) -> torch
     )
 
 
+def documents_apart(
+    tokens: "np.ndarray[Any, Any]", marks: "np.ndarray[Any, Any]"
+) -> "list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]":
+    """Return the documents of a microbatch as `train_on_targets` takes them, each by itself.
+
+    Args:
+        tokens: (B, T + 1) ids.
+        marks: Alike, as `TokenSource.marks` has them.
+    """
+    targets = np.where(marks[:, 1:] & TARGET, tokens[:, 1:], -100)
+    found = []
+    for row, row_targets, begins in zip(tokens, targets, marks & BEGINS, strict=True):
+        places = np.flatnonzero(begins[1:-1]) + 1
+        pieces = (np.split(each[None], places, axis=1) for each in (row[:-1], row_targets))
+        found += zip(*pieces, strict=True)
+    return found
+
+
 def train_on_targets(
     model: ModelConfig,
     optimizer: OptimizerConfig,
@@ -83,7 +102,7 @@ def train_on_targets(
 ) -> tuple[list[float], dict[str, Tensor]]:
     """Train on inputs and targets, (B, T) each, of which those of -100 are not learnt.
 
-    Else as `train_reference`. The mean is over the targets of a whole batch.
+    Else as `train_reference`. The mean is over the targets of a whole batch, in which T may differ.
     """
     module = empty_model(model)
     drawn = {
@@ -98,11 +117,9 @@ def train_on_targets(
         for group in stepper.param_groups:
             group["lr"] = optimizer.lr * min(1.0, iteration / (optimizer.warmup_iterations + 1))
         stepper.zero_grad()
-        inputs, targets = (
-            torch.from_numpy(np.concatenate(each)) for each in zip(*batch, strict=True)
-        )
-        logits = module(inputs).flatten(0, 1)
-        loss = torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=-100)
+        logits = torch.cat([module(torch.from_numpy(read)).flatten(0, 1) for read, _ in batch])
+        targets = torch.cat([torch.from_numpy(told).flatten() for _, told in batch])
+        loss = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100)
         torch.autograd.backward([loss])
         if optimizer.clip_norm:
             torch.nn.utils.clip_grad_norm_(parameters, optimizer.clip_norm)

@@ -25,8 +25,10 @@ def _spoil(kind: str, iteration: str) -> None:
     send, spoiled = ActivationCodec.sent, list[str]()
     what = re.compile(rf"{kind} of microbatch (\d+)/")
 
-    def spoiling(codec: ActivationCodec, value_BTD: "Tensor", name: str) -> "Tensor":
-        sent = send(codec, value_BTD, name)
+    def spoiling(
+        codec: ActivationCodec, value_BTD: "Tensor", name: str, places_BT: "Tensor | None" = None
+    ) -> "Tensor":
+        sent = send(codec, value_BTD, name, places_BT)
         found = what.match(name)
         if found and int(found[1]) >= int(iteration) and not spoiled:
             spoiled.append(name)

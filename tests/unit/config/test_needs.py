@@ -22,6 +22,7 @@ from decod.run.model_config import (
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     BatchConfig,
+    Documents,
     OptimizerConfig,
     OptimizerName,
     SyncConfig,
@@ -95,6 +96,19 @@ def test_the_estimate_is_what_torch_allocates(
     narrow = 2 if dtype is ModelDtype.BFLOAT16 else 0
     assert needs.device_bytes - needs.loss_bytes == taken + narrow * needs.num_parameters
     assert (needs.host_bytes, stage_needs(run, stage, 2, sharded=True).host_bytes) == (0, taken)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_documents_apart_need_one_mask_for_all_blocks(architecture: Architecture) -> None:
+    together = make_run(architecture, ModelDtype.FLOAT32)
+    apart = replace(together, batch=replace(together.batch, documents=Documents.APART))
+    mask_bytes = 2 * 32 * 32 * 4
+    added = stage_needs(apart, 1).microbatch_bytes - stage_needs(together, 1).microbatch_bytes
+    assert added == mask_bytes
+    held = [measure(built(run, 1), 1).microbatch_memory_bytes for run in (together, apart)]
+    # Llama also has tables of angles for both sequences, instead of one for all.
+    angles_bytes = 0 if architecture is Architecture.GPT2 else (2 - 1) * 2 * 32 * 16 * 4
+    assert held[1] - held[0] == mask_bytes + angles_bytes
 
 
 @pytest.mark.parametrize("dtype", ModelDtype)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
 from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import BatchConfig
+from decod.run.training_config import BatchConfig, Documents
 from tests.support.exports import words_tokenizer
 from tests.support.model_folders import write_folder
 
@@ -66,6 +67,23 @@ def test_without_weights_a_run_starts_from_its_seed(dataset: Dataset) -> None:
     manifest = manifest_of(RUN, dataset, None)
     assert manifest.initial_weights == "seed"
     assert manifest.data_index_sha256 == dataset.index_sha256
+
+
+def test_documents_are_read_apart_if_the_corpus_tells_where_they_begin(
+    tmp_path: Path, dataset: Dataset
+) -> None:
+    (tmp_path / "lines.jsonl").write_text('{"text": "0123456789abcdef"}\n' * 250)
+    config = PrepareConfig(document_masks=True)
+    prepare(tmp_path / "marked", [tmp_path / "lines.jsonl"], config)
+    runs = {each: replace(RUN, batch=replace(RUN.batch, documents=each)) for each in [*Documents]}
+    with Dataset.open(tmp_path / "marked") as marked:
+        found = {each: manifest_of(run, marked, None).run.batch for each, run in runs.items()}
+    assert found[Documents.AUTO] == found[Documents.APART] == runs[Documents.APART].batch
+    assert found[Documents.TOGETHER] == runs[Documents.TOGETHER].batch
+    plain = manifest_of(runs[Documents.AUTO], dataset, None)
+    assert plain.run.batch.documents is Documents.TOGETHER
+    with pytest.raises(DataError, match=r"E-DAT-026 .*does not tell where documents begin"):
+        manifest_of(runs[Documents.APART], dataset, None)
 
 
 def test_the_hash_of_given_weights_follows_every_byte(dataset: Dataset, init_dir: Path) -> None:

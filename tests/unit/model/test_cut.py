@@ -20,7 +20,7 @@ from decod.model.shape import kept_bytes, model_shapes, stage_shapes
 from decod.model.stage import empty_stage
 from decod.run import model_layout
 from decod.run.model_config import Architecture, ModelConfig, StagesConfig
-from decod.run.model_layout import CUT_TYPES, canonical
+from decod.run.model_layout import CUT_TYPES, TOGETHER_TYPES, canonical
 from decod.train.measure import held_bytes
 from tests.support.architectures import (
     NUM_BLOCKS,
@@ -65,6 +65,7 @@ def test_three_stages_are_the_whole_model(model_type: str, tmp_path: Path) -> No
     assert found.loss <= 1e-5
     assert found.gradients <= 1e-4
     assert found.bits
+    assert (found.apart <= 1e-5) == (model_type not in TOGETHER_TYPES)
 
 
 def test_types_that_are_asked_for_are_known() -> None:

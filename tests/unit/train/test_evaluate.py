@@ -1,11 +1,15 @@
 """The loss of a model on held-out text, beside transformers'."""
 
+import json
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.nn import functional
 
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
@@ -16,8 +20,10 @@ from decod.model.stage import initial_weight
 from decod.run.model_config import ModelConfig
 from decod.run.training_config import BatchConfig
 from decod.train.evaluate import evaluate
+from tests.support.chat_models import conversation, write_chat_model
 from tests.support.model_folders import write_folder
-from tests.support.oracle import transformers_loss
+from tests.support.oracle import load_transformers, transformers_loss
+from tests.support.reference import documents_apart
 from tests.support.runs import MODELS, prepare_corpus
 
 LENGTH = 16
@@ -49,6 +55,32 @@ def test_the_loss_is_that_of_transformers_on_the_same_sequences(
     assert (found.num_sequences, found.num_tokens) == (num, num * LENGTH)
     assert found.loss == pytest.approx(transformers_loss(tmp_path, [tokens]), rel=1e-5)
     assert found.perplexity == pytest.approx(math.exp(found.loss))
+
+
+def test_conversations_are_read_apart_and_answers_count(tmp_path: Path) -> None:
+    """As transformers does with a label of -100 for what is no answer."""
+    model = write_chat_model(tmp_path / "chat", "chatml")
+    draw = random.Random(3)
+    lines = [json.dumps({"messages": conversation(draw, "chatml")}) for _ in range(40)]
+    (tmp_path / "chat.jsonl").write_text("\n".join(lines))
+    config = PrepareConfig(tokenizer=str(model), chat=True, sequence_length=32)
+    prepare(tmp_path / "corpus", [tmp_path / "chat.jsonl"], config)
+    with Dataset.open(tmp_path / "corpus") as dataset:
+        write_model(tmp_path / "model", replace(MODELS["llama"], vocab_size=dataset.vocab_size))
+        num = dataset.num_windows(32)
+        batch = BatchConfig(sequence_length=32, microbatch_size=num, num_microbatches=1)
+        found = evaluate(tmp_path / "model", dataset, num_sequences=num, sequence_length=32)
+        mb = MicrobatchId(1, 0, 0)
+        read = dataset.microbatch(mb, batch, 0), dataset.marks(mb, batch, 0)
+    theirs = load_transformers(tmp_path / "model")
+    total, num_targets = 0.0, 0
+    for inputs, targets in documents_apart(*read):
+        logits = theirs(torch.from_numpy(inputs)).logits[0]
+        labels = torch.from_numpy(targets[0])
+        total += functional.cross_entropy(logits, labels, reduction="sum").item()
+        num_targets += int((labels >= 0).sum())
+    assert found.num_tokens == num_targets
+    assert found.loss == pytest.approx(total / num_targets, rel=1e-5)
 
 
 def test_a_short_text_is_read_whole_and_as_long_as_the_model_can_see(tmp_path: Path) -> None:

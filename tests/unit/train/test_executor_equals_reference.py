@@ -10,6 +10,7 @@ import pytest
 import torch
 from typing_extensions import override
 
+from decod.data.index import BEGINS
 from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.protocol.core.jobs import Loss, Propose
@@ -19,6 +20,7 @@ from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     ActivationsConfig,
     BatchConfig,
+    Documents,
     OptimizerConfig,
     ReductionConfig,
 )
@@ -27,7 +29,8 @@ from decod.train.executor_config import ExecutorConfig
 from decod.train.passes import mean_loss
 from tests.support.devices import CUDA, on_devices
 from tests.support.model_folders import write_folder
-from tests.support.reference import train_on_targets, train_reference
+from tests.support.oracle import Float64Transformers
+from tests.support.reference import documents_apart, train_on_targets, train_reference
 
 torch.set_num_threads(1)
 
@@ -81,18 +84,21 @@ def make_pipeline(
     optimizer: OptimizerConfig = OPTIMIZER,
     device: str = "cpu",
     activations: ActivationsConfig | None = None,
+    batch: BatchConfig = BATCH,
+    recompute: bool = False,
 ) -> list[StageExecutor]:
     config = ExecutorConfig(
         run=RunConfig(
             model=model,
             stages=stages or StagesConfig(num_relay_stages=2),
-            batch=BATCH,
+            batch=batch,
             optimizer=optimizer,
             reduction=reduction or ReductionConfig(),
             activations=activations or ActivationsConfig(),
             seed=5,
         ),
         device=device,
+        recompute=recompute,
     )
     executors = []
     for index in range(config.run.stages.num_relay_stages + 1):
@@ -157,12 +163,21 @@ class MarkedTokens(HashedTokens):
         return np.where(chosen, self.microbatch(mb, BATCH, 5)[:, 1:], -100)
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.05])
-def test_the_gradient_is_the_mean_over_the_targets_of_the_whole_batch(clip_norm: float) -> None:
-    """As transformers has it for labels of -100; and not the mean of the microbatches' means."""
-    source = MarkedTokens()
-    optimizer = replace(OPTIMIZER, clip_norm=clip_norm)
-    pipeline = make_pipeline(MODELS["llama"], optimizer=optimizer)
+class DocumentTokens(MarkedTokens):
+    """Of several documents a sequence."""
+
+    @override
+    def marks(self, mb: MicrobatchId, batch: BatchConfig, seed: int) -> np.ndarray:
+        targets = super().marks(mb, batch, seed)
+        begins = targets.reshape(-1)[::-1].reshape(targets.shape) * BEGINS
+        return targets | begins
+
+    def documents(self, mb: MicrobatchId) -> list[tuple[np.ndarray, np.ndarray]]:
+        return documents_apart(self.microbatch(mb, BATCH, 5), self.marks(mb, BATCH, 5))
+
+
+def train_targets(pipeline: list[StageExecutor], source: MarkedTokens) -> list[float]:
+    """Train three iterations with means over targets. Return their losses."""
     pipeline[0].tokens = source
     pipeline[0].build(0)
     num_positions = BATCH.tokens_per_microbatch
@@ -185,6 +200,58 @@ def test_the_gradient_is_the_mean_over_the_targets_of_the_whole_batch(clip_norm:
                 share=job.share(num_positions),
             )
             executor.commit(iteration)
+    return losses
+
+
+@on_devices
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_documents_apart_train_as_each_alone(name: str, recompute: bool, device: str) -> None:
+    """Positions begin anew with each, and none sees another."""
+    source = DocumentTokens()
+    batches = [[d for mb in microbatches(n) for d in source.documents(mb)] for n in (1, 2, 3)]
+    assert {inputs.shape[1] for batch in batches for inputs, _ in batch} > {1, 2, 3, 4, 5}
+    expected = train_on_targets(MODELS[name], OPTIMIZER, 5, batches)
+    batch = replace(BATCH, documents=Documents.APART)
+    pipeline = make_pipeline(MODELS[name], batch=batch, recompute=recompute, device=device)
+    losses = train_targets(pipeline, source)
+    assert_equals_reference(pipeline, losses, expected)
+
+
+@pytest.mark.parametrize("name", ["llama tied, grouped", "qwen3", "gpt2"])
+def test_the_gradient_is_that_of_transformers_with_labels_of_minus_100(
+    name: str, tmp_path: Path
+) -> None:
+    """Each document by itself there, and packed here."""
+    source, model = DocumentTokens(), MODELS[name]
+    batch = replace(BATCH, documents=Documents.APART)
+    pipeline = make_pipeline(model, batch=batch)
+    pipeline[0].tokens = source
+    pipeline[0].build(0)
+    write_folder(tmp_path / "model", model, weights_of(pipeline))
+    theirs = Float64Transformers(tmp_path / "model")
+    documents = [each for mb in microbatches(1) for each in source.documents(mb)]
+    logits = [theirs(torch.from_numpy(inputs))[0] for inputs, _ in documents]
+    labels = torch.cat([torch.from_numpy(targets[0]) for _, targets in documents])
+    loss = torch.nn.functional.cross_entropy(torch.cat(logits), labels, ignore_index=-100)
+    torch.autograd.backward([loss])
+    own = sum(run_microbatch(pipeline, mb) for mb in microbatches(1))
+    scale = BATCH.tokens_per_microbatch / int((labels >= 0).sum())
+    assert own * scale == pytest.approx(float(loss.detach()), rel=1e-12)
+    for executor in pipeline:
+        views = executor._built.state.layout.views(executor.passes.own_parts(1)[0])
+        for key, summed_gradient in views:
+            expected = theirs.model.get_parameter(key).grad
+            torch.testing.assert_close(summed_gradient * scale, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.05])
+def test_the_gradient_is_the_mean_over_the_targets_of_the_whole_batch(clip_norm: float) -> None:
+    """As transformers has it for labels of -100; and not the mean of the microbatches' means."""
+    source = MarkedTokens()
+    optimizer = replace(OPTIMIZER, clip_norm=clip_norm)
+    pipeline = make_pipeline(MODELS["llama"], optimizer=optimizer)
+    losses = train_targets(pipeline, source)
     batches = [
         [
             (source.microbatch(mb, BATCH, 5)[:, :-1], source.targets(mb))

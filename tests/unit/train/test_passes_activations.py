@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -19,6 +20,7 @@ from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,
     BatchConfig,
+    Documents,
 )
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
@@ -49,11 +51,12 @@ def config_of(
     *,
     hidden_size: int = 16,
     dtype: ModelDtype = ModelDtype.FLOAT32,
+    documents: Documents = Documents.TOGETHER,
 ) -> ExecutorConfig:
     return ExecutorConfig(
         run=RunConfig(
             model=ModelConfig(hidden_size=hidden_size, dtype=dtype),
-            batch=BatchConfig(sequence_length=3, microbatch_size=2),
+            batch=BatchConfig(sequence_length=3, microbatch_size=2, documents=documents),
             activations=ActivationsConfig(compression=compression),
             seed=1,
         ),
@@ -83,6 +86,37 @@ def test_what_is_not_compressed_travels_as_it_is() -> None:
     sent = codec_of(config).sent(value, "activation")
     assert sent is value
     assert torch.equal(codec_of(config).received(sent, "activation"), value)
+
+
+@on_devices
+@pytest.mark.parametrize("compression", list(ActivationCompression))
+@pytest.mark.parametrize("dtype", list(ModelDtype))
+def test_an_activation_tells_where_documents_begin(
+    compression: ActivationCompression, dtype: ModelDtype, device: str
+) -> None:
+    """A byte for each position follows what travels else. A gradient has as many."""
+    together = replace(config_of(compression, dtype=dtype), device=device)
+    apart = replace(config_of(compression, dtype=dtype, documents=Documents.APART), device=device)
+    value = torch.randn(apart.activation_shape).to(device, apart.dtype)
+    places = torch.tensor([[0, 0, 1], [0, 1, 2]], device=device)
+    codec = codec_of(apart)
+    sent = codec.sent(value, "activation", places)
+    assert (sent.dtype, sent.shape) == apart.activation_wire
+    assert sent.nbytes == apart.activation_bytes == activation_size_bytes(apart.run)
+    assert sent.nbytes == together.activation_bytes + places.numel()
+    plain = codec_of(together)
+    assert plain.places(plain.sent(value, "activation"), "activation") is None
+    expected = plain.received(plain.sent(value, "activation"), "activation")
+    assert torch.equal(codec.received(sent, "activation"), expected)
+    found = codec.places(sent, "activation")
+    assert found is not None
+    assert torch.equal(found, places)
+    gradient = codec.sent(value, "gradient")
+    assert gradient.shape == sent.shape
+    assert torch.equal(codec.received(gradient, "gradient"), expected)
+    sent[-1] = 2
+    with pytest.raises(ShapeError, match="holds a mark of 2"):
+        codec.places(sent, "activation")
 
 
 @coded

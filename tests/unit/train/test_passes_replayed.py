@@ -10,7 +10,7 @@ from torch import Tensor
 from decod.ids import MicrobatchId
 from decod.protocol.core.fingerprints import SEED_BYTES, added, error_of
 from decod.run.model_config import ModelDtype
-from decod.run.training_config import ActivationCompression, ActivationsConfig
+from decod.run.training_config import ActivationCompression, ActivationsConfig, Documents
 from decod.train.executor import StageExecutor
 from decod.train.passes import ActivationCodec
 from decod.train.reduction import cut
@@ -72,6 +72,31 @@ def test_honest_work_is_right(name: str, device: str) -> None:
     for part, contributed in enumerate(relay.gather(num_parts)):
         whole = added([sketches[part] for sketches in made])
         assert error_of(sketch_of(contributed, seed), whole) < max(tolerance, 1e-6)
+
+
+@pytest.mark.parametrize("compression", list(ActivationCompression))
+def test_a_replay_reads_documents_apart_and_notices_others(
+    compression: ActivationCompression,
+) -> None:
+    plain = make(ModelDtype.FLOAT32, compression)
+    batch = replace(plain.config.run.batch, documents=Documents.APART)
+    config = replace(plain.config, run=replace(plain.config.run, batch=batch))
+    relay, auditor = StageExecutor(config), StageExecutor(config)
+    mb = MICROBATCHES[0]
+    for each in (relay, auditor):
+        each.build(1)
+    codec = ActivationCodec(config, relay._watch)
+    places = torch.tensor([[0, 1, 0, 1, 2, 3, 0, 1], [0, 1, 2, 0, 1, 0, 0, 1]])
+    activation = codec.sent(noise(relay, 0), "test", places)
+    gradient = codec.sent(noise(relay, 1), "test")
+    sent_on = relay.passes.forward(mb, activation).clone()
+    sent_back = relay.passes.backward(mb, gradient).clone()
+    on, back, _ = auditor.passes.replay(mb, activation, gradient)
+    assert error_between(read(relay, sent_on), on) <= 1e-6
+    assert error_between(read(relay, sent_back), back) <= 1e-6
+    assert auditor.passes.same_documents(activation, sent_on)
+    sent_on[-1] ^= 1
+    assert not auditor.passes.same_documents(activation, sent_on)
 
 
 def test_a_replay_leaves_the_auditors_own_work_alone() -> None:

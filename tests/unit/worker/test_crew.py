@@ -92,7 +92,8 @@ class Stage:
         executor = self.executor_here
         values = torch.from_numpy(np.frombuffer(random_bytes(seed)).copy()).view(B, T, D)
         whole = ActivationCodec(executor.config.whole, Stopwatch())
-        sent = whole.sent(values.to(executor.config.dtype), "noise")
+        places = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4], [*range(T)], [0, 0, 1, 2, 3, 0, 0, 1]])
+        sent = whole.sent(values.to(executor.config.dtype), "noise", places)
         return sent.view(torch.uint8).numpy().tobytes()
 
     def passes(self, job: jobs.Pass, entry: bytes | None = None) -> Any:
@@ -192,6 +193,9 @@ DELAY = {"delay": 1}
 LOCAL_STEPS = {"sync": {"method": "diloco", "every": 3}}
 
 
+APART = {"batch": CONFIGURE["batch"] | {"documents": "apart"}}
+
+
 def coded(compression: str) -> dict[str, Any]:
     return {"activations": {"compression": compression}}
 
@@ -202,6 +206,8 @@ def coded(compression: str) -> dict[str, Any]:
         *[(index, False, coded(each)) for index in (0, 1) for each in ("none", "int8", "bf16")],
         *[(0, False, each) for each in (DELAY, LOCAL_STEPS, GPT2)],
         *[(index, True, each) for index in (0, 1) for each in ({}, GPT2, {"recomputes": True})],
+        *[(1, False, APART | coded(each)) for each in ("none", "int8", "bf16")],
+        *[(index, True, APART) for index in (0, 1)],
         (0, True, DELAY),
         (1, True, LOCAL_STEPS),
     ],
