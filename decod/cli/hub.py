@@ -1,9 +1,10 @@
 """Models on the Hugging Face Hub: fetched for commands that read a folder, and uploaded.
 
-Only command lines lead here: no node asks the Hub. What is fetched lies in the usual cache, and
-holds settings, tokenizers and safetensors. Code and pickled weights are never fetched. Each file is
-compared with the hash that the Hub names. `huggingface_hub` finds the token, the Hub's address and
-the cache. No text of its errors gets out of this module, since it may hold the token.
+Only command lines lead here; nodes ask the Hub in `decod.daemon.hub_base`. What is fetched lies in
+the usual cache, and holds settings, tokenizers and safetensors. Code and pickled weights are never
+fetched. Each file is compared with the hash that the Hub names. `huggingface_hub` finds the token,
+the Hub's address and the cache. No text of its errors gets out of this module, since it may hold
+the token.
 """
 
 import errno
@@ -26,6 +27,7 @@ from typing_extensions import override
 
 from decod.cli.printing import Advance, print_warning, progress, waiting
 from decod.daemon.exporting import CARD_FILE
+from decod.daemon.hub_base import SECOND_COPY
 from decod.daemon.node_folder import nearest_folder
 from decod.errors import ConfigError, DataError, DecodError, HardwareError, NetworkError
 from decod.files import hub_name, open_ordinary, read_pieces
@@ -41,9 +43,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SUFFIXES = (".json", ".safetensors", ".jinja", ".txt", ".model")
-_SECOND_COPY = "consolidated"
-"""The beginning of the names of weights that some models hold once more, in another format."""
-
 _TRIES = 3
 _PAUSE_S = 2.0
 """Time before another try. Within a file, huggingface_hub itself goes on a few times."""
@@ -142,7 +141,7 @@ def _api() -> "HfApi":
 
 def _is_read(file: str) -> bool:
     """Return whether decod reads this file of a model's repository."""
-    return file.endswith(_SUFFIXES) and "/" not in file and not file.startswith(_SECOND_COPY)
+    return file.endswith(_SUFFIXES) and "/" not in file and not file.startswith(SECOND_COPY)
 
 
 def _is_weights(file: str) -> bool:

@@ -1,8 +1,9 @@
 """The weights that a run with an adapter does not train, on their way to this host and from it.
 
 A node builds its stage once it has these weights: from the folder of `--base`, from its cache, or
-from members. Jobs that come meanwhile wait. The core takes no part in this, because a candidate may
-take as long as it needs to build its stage (`decod.protocol.leadership.joining`).
+from the Hugging Face Hub or members. Jobs that come meanwhile wait. The core takes no part in this,
+because a candidate may take as long as it needs to build its stage
+(`decod.protocol.leadership.joining`).
 """
 
 import asyncio
@@ -22,15 +23,14 @@ from decod.protocol.core.jobs import BaseJob, Build
 from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
 from decod.tasks import Backoff, TaskSet, in_thread
-from decod.train.checkpoint.base import BaseSource, parts_of
-from decod.train.checkpoint.description import StateSink
+from decod.train.checkpoint.base import ArrivingPart, BaseSource, parts_of
 from decod.train.checkpoint.initial_state import InitialState
 
 
 class FetchPart(Protocol):
     """Fetches a part from one of some nodes. See `Gateway.fetch_base`."""
 
-    async def __call__(self, sha256: str, donors: Sequence[NodeId], sink: StateSink) -> None: ...
+    async def __call__(self, sha256: str, donors: Sequence[NodeId], sink: ArrivingPart) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,8 @@ def lines_of(demands: Demands) -> list[str]:
 def downloads(run: RunConfig, stage: int) -> Demands:
     """Return what a newcomer of a stage fetches."""
     needs = stage_needs(run, stage)
-    base = f", and once {size_text(needs.base_bytes)} of weights that are not trained"
+    size = size_text(needs.base_bytes)
+    base = f", and once {size} of weights that are not trained, from the Hub or members"
     return {
         "downloads": [
             f"{size_text(needs.state_bytes)} at the start: weights and optimizer of a stage, "
@@ -236,7 +237,10 @@ def network(run: RunConfig, stage: int, config: NodeConfig) -> Demands:
             "TCP is for members, who show a certificate",
             "UDP is for the DHT, to which anybody can send",
         ],
-        "dials": ["other members at their addresses, TCP and UDP"],
+        "dials": [
+            "other members at their addresses, TCP and UDP",
+            *([] if run.trains_all else ["the Hugging Face Hub, if the model is from there"]),
+        ],
         "traffic": [
             f"{each} in and {each} out for each microbatch",
             f"averages of {size_text(average_size_bytes(run)[stage])} {often}, sent once or twice",

@@ -19,13 +19,14 @@ from typing_extensions import override
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.audit_feed import feed_of
-from decod.daemon.base_supply import BaseSupply
+from decod.daemon.base_supply import BaseSupply, FetchPart
 from decod.daemon.checkpointing import store_of
 from decod.daemon.data_supply import BlockSource, DataSupply, FolderSource, StoreSource
 from decod.daemon.device_owner import HostDevice, MeasuredHost
 from decod.daemon.disk_states import DiskStates, InitialStates, StoredChunks
 from decod.daemon.gateway import Gateway, PeerAnswers
 from decod.daemon.host import Host, LeftEarlyError, Say
+from decod.daemon.hub_base import HubBase, hub_model_of
 from decod.daemon.known_hosts import describe_hosts
 from decod.daemon.members import Members
 from decod.daemon.metrics import CreditCounter, NodeMetrics, WatchedParts, iteration_log
@@ -67,6 +68,7 @@ from decod.membership.receipts import ReceiptAnswer
 from decod.membership.statements import DecisionSeals, TensorProofs
 from decod.net.ask import HelloInfo, HelloRequest, ask_receipt
 from decod.net.donor import StateBlob, StateRequest
+from decod.net.rate_caps import Lane
 from decod.net.server import DataServices
 from decod.net.storing import Sharing
 from decod.process import keep_pauses_short
@@ -77,6 +79,7 @@ from decod.protocol.core.view import Member, Reach, Role, View
 from decod.protocol.leadership.leader import LeaderState
 from decod.protocol.node_machine import NodeMachine
 from decod.tasks import beside, in_thread
+from decod.train.checkpoint.base import BaseSource
 from decod.train.checkpoint.shared import SharedCheckpoints
 from decod.train.checkpoint.stage_states import StateStore
 from decod.train.checkpoint.store import run_folder
@@ -264,14 +267,29 @@ class PipelineNode(Node):
         source = base_of(self.part, self.config)
         if source is None:
             return None
+        source = dataclasses.replace(source, room=self.disk_room)
         return BaseSupply(
-            dataclasses.replace(source, room=self.disk_room),
+            source,
             self.part.run,
             self.core,
-            fetch=self.gateway.fetch_base,
+            fetch=self._fetch_base(source),
             note=self.note,
             leave=partial(self.requests.leave, 0.0),
         )
+
+    def _fetch_base(self, source: BaseSource) -> FetchPart:
+        """Return what fetches weights that the run does not train."""
+        found = hub_model_of(self.part.manifest)
+        if found is None:
+            return self.gateway.fetch_base
+        loop = asyncio.get_running_loop()
+
+        def take(num_bytes: int) -> None:
+            turn = self.gateway.intake.wait(num_bytes, Lane.STATES)
+            asyncio.run_coroutine_threadsafe(turn, loop).result()
+
+        hub = HubBase(*found, self.part.run.model, source, take)
+        return hub.before(self.gateway.fetch_base, self.note)
 
     def _make_sharing(self) -> Sharing:
         """Return how this node writes its stage's part of a checkpoint when the leader asks."""

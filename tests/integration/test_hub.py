@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from decod.model.adapter_folder import ADAPTER_CONFIG
+from decod.model.weights import WEIGHTS_FILE
 from decod.run.adapter_config import AdapterConfig, AdapterKind
 from tests.support.cluster import Cluster, run_decod
 from tests.support.hub_server import TOKEN, Repository, asked_hub
@@ -33,8 +34,14 @@ def test_a_leader_begins_with_a_revision_and_its_adapter_goes_back(
         hub.repositories[NAME].commit({"config.json": b"{}"}, "of another model")
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         leader = cluster.start_leader("--base", f"{NAME}@v1")
-        cluster.start_relays(1)
+        relays = cluster.start_relays(1)
         cluster.wait_for_iteration(2)
+        for relay in relays:
+            assert relay.events("base.fetched")
+            assert not relay.events("base.hub_failed")
+        # The leader has fetched the whole file, and each relay a part of it.
+        held_bytes = (tmp_path / "base" / WEIGHTS_FILE).stat().st_size
+        assert held_bytes < hub.given_bytes[WEIGHTS_FILE]
         pushed = run_decod("push", "someone/tuned", "--state-dir", leader.state_dir, fork=False)
         assert pushed.returncode == 0, pushed
         assert pushed.stdout.endswith(f"is at {hub.url}/someone/tuned\n")

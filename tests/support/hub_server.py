@@ -76,6 +76,9 @@ class HubServer:
         self.ranges: list[tuple[str, int]] = []
         """Files and the bytes from which on they were asked for."""
         self.fetched: Counter[str] = Counter()
+        """How often a file was asked for."""
+        self.given_bytes: Counter[str] = Counter()
+        """How much of a file was asked for."""
         self.tokens: set[str | None] = set()
         self.large: dict[str, bytes] = {}
         """What was uploaded into large storage, by hash."""
@@ -209,15 +212,18 @@ class _Handler(BaseHTTPRequestHandler):
         is_large = len(content) >= _LARGE_BYTES
         tag = hashlib.sha256(content).hexdigest() if is_large else git_hash(content)
         headers = {"X-Repo-Commit": commit, "ETag": f'"{tag}"', "Accept-Ranges": "bytes"}
-        start, status = 0, 200
-        if (wanted := re.match(r"bytes=(\d+)-", self.headers.get("Range") or "")) is not None:
+        start, end, status = 0, len(content), 200
+        wanted = re.match(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        if wanted is not None:
             start, status = int(wanted[1]), 206
-            headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        body = self.hub.altered.get(file, content)[start:]
+            end = int(wanted[2]) + 1 if wanted[2] else end
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(content)}"
+        body = self.hub.altered.get(file, content)[start:end]
         headers["Content-Length"] = str(len(body))
         if self.command == "GET":
             self.hub.fetched[file] += 1
             self.hub.ranges.append((file, start))
+            self.hub.given_bytes[file] += len(body)
             if left := self.hub.breaks.get(file):
                 body = body[: left.pop(0)]
                 self.close_connection = True

@@ -39,6 +39,10 @@ ALLOWED = {
         "decod/cli/hub.py",
         "huggingface_hub",
     ): "fetches safetensors and texts alone, and compares their hashes",
+    (
+        "decod/daemon/hub_base.py",
+        "huggingface_hub",
+    ): "ranges of safetensors, which count if they have the manifest's hashes",
     ("scripts/architectures.py", "transformers"): "the names of its types",
     ("decod/worker/ranks/group.py", "torch.distributed"): "on loopback, own processes; numbers",
     ("decod/train/weight_shards.py", "torch.distributed"): "the same group; numbers",

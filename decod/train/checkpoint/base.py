@@ -189,9 +189,16 @@ class ArrivingPart(QuietSink):
             self._file = PieceFile(os.open(self._folder / _BLOB, flags, 0o644))
             self._file.resize(size_bytes)
         except OSError as error:
-            raise _unkept(self._folder, why_of(error)) from error
+            raise unkept(self._folder, why_of(error)) from error
         entries = self._description.entries
         return StateInFile(self._file, entries, [entry.offset for entry in entries])
+
+    def take_in(self, part: InitialState) -> None:
+        """Copy a part that is on this host already. Raises as `allocate`."""
+        self.expect(part.description)
+        blob = self.allocate(part.description.num_bytes)
+        for chunk in part.description.chunks:
+            blob[chunk.offset : chunk.offset + chunk.num_bytes] = part.read(chunk.offset)
 
     @override
     def local(self, chunk: Chunk) -> bytes | None:
@@ -212,7 +219,7 @@ class ArrivingPart(QuietSink):
         try:
             replace_durably(self._folder / _DESCRIPTION, self._description.text.encode())
         except OSError as error:
-            raise _unkept(self._folder, why_of(error)) from error
+            raise unkept(self._folder, why_of(error)) from error
 
     def close(self) -> None:
         """Close the file, once nobody writes into it."""
@@ -220,7 +227,8 @@ class ArrivingPart(QuietSink):
             self._file.close()
 
 
-def _unkept(folder: Path, reason: str) -> CheckpointError:
+def unkept(folder: Path, reason: str) -> CheckpointError:
+    """Return the error for weights that the disk does not take."""
     return CheckpointError(
         f"weights that the run does not train can't be kept in {folder}",
         why=reason,
