@@ -20,6 +20,7 @@ import pytest
 
 from tests.support.exports import MODEL, make_corpus, make_export
 from tests.support.oracle import load_transformers
+from tests.support.peft_reference import load_peft
 from tests.support.recipes import (
     Kind,
     Rehearsal,
@@ -237,9 +238,7 @@ def test_a_recipe_works(name: str, tmp_path: Path) -> None:
 
 def require_loads(adapter: Path, base: Path) -> None:
     """Have PEFT load an adapter that has learnt something."""
-    from peft import PeftModel
-
-    model = PeftModel.from_pretrained(load_transformers(base), adapter)
+    model = load_peft(load_transformers(base), adapter)
     learnt = [each for name, each in model.named_parameters() if "lora_B" in name]
     assert learnt
     assert all(each.any() for each in learnt)
