@@ -1,69 +1,75 @@
 """The methods whose convergence is compared, and their settings for one length of training.
 
-The paper (DiLoCoX, arXiv:2506.21263) gives all methods the same compression ratio. So does this:
-CocktailSGD's settings are the paper's, and define the ratio. The others' intervals and ranks follow
-from it.
+A method's name says what it is:
+
+    all-reduce       gradients are averaged in each iteration
+    all-reduce/4     the same with a quarter of the iterations
+    cocktailsgd      gradients are averaged in each iteration, compressed to a 230th
+    h10              members step by themselves, and average after each 10 iterations (DiLoCo)
+    h10-d3           an average travels, and counts 3 iterations later; members go on meanwhile
+    h10-d10-back     ... and go back to the anchor when it begins to travel (DiLoCoX)
+    h10-d3-int4      ... and averages travel as `int4`; or `-lowrank`: as `lowrank+int4`
 """
 
 import dataclasses
-from collections.abc import Callable
+import json
+import math
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from decod.compression.plan import Method
-from decod.config.schema import plans_of, validate
+from decod.compression.plan import Method as Compression
+from decod.config.schema import count_parameters, validate
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig, Schedule, SyncConfig, SyncMethod
 
 NUM_REPLICAS = 4
 
+RATES_FILE = Path(__file__).with_name("convergence_rates.json")
+"""What `bench_convergence.py --search` has found, by scale and method: best rates, and trials."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Learning rates of a method: what was best in short trials on the model `300k`.
-
-    Attributes:
-        inner: Peak of the inner rate, in multiples of all-reduce's.
-        outer: Of the outer optimizer.
-        momentum: Of the outer optimizer.
-    """
+    """Learning rates of a method."""
 
     inner: float
-    outer: float
-    momentum: float
+    """Peak of the inner rate."""
+    outer: float = 0.7
+    """Of the outer optimizer."""
+    momentum: float = 0.5
+    """Of the outer optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How large a comparison is.
-
-    Attributes:
-        model: What is trained.
-        sequence_length: Of the one sequence that each replica reads in an iteration.
-        num_iterations: Of each method.
-        lr: Peak of the rate, for methods that average each iteration.
-        every: DiLoCoX's iterations between averages.
-        every_opendiloco: OpenDiLoCo's.
-        overlapping: Rates for members that train on meanwhile.
-        eager: Rates for members that guess what travels.
-        waiting: Rates for DiLoCoX's members that wait for averages.
-        seldom: OpenDiLoCo's rates.
-        num_held_out: Sequences on which losses are compared.
-        report_every: Iterations between two measured losses.
-    """
+    """How large a comparison is."""
 
     model: ModelConfig
     sequence_length: int
-    num_iterations: int = 1500
+    microbatch_size: int = 4
+    """Sequences that each replica reads in an iteration."""
+    tokens_per_parameter: float = 10.0
     lr: float
-    every: int
-    every_opendiloco: int
-    overlapping: Rates = Rates(2, 0.3, 0.5)
-    eager: Rates = Rates(1, 0.7, 0.5)
-    waiting: Rates = Rates(1, 1.0, 0.3)
-    seldom: Rates = Rates(1, 0.7, 0.9)
-    num_held_out: int = 512
-    report_every: int = 150
+    """Peak of the rate of all-reduce, where a search begins."""
+    num_held_out: int = 256
+    """Microbatches on which losses are compared."""
+
+    @property
+    def batch(self) -> BatchConfig:
+        return BatchConfig(
+            sequence_length=self.sequence_length,
+            microbatch_size=self.microbatch_size,
+            num_microbatches=1,
+            num_data_nodes=NUM_REPLICAS,
+        )
+
+    @property
+    def num_iterations(self) -> int:
+        """Of a method, unless its name says that it has fewer."""
+        num_tokens = self.tokens_per_parameter * count_parameters(self.model)
+        return math.ceil(num_tokens / self.batch.tokens_per_iteration)
 
 
 def _llama(*, width: int, inner: int, num_blocks: int, num_heads: int) -> ModelConfig:
@@ -78,157 +84,184 @@ def _llama(*, width: int, inner: int, num_blocks: int, num_heads: int) -> ModelC
 
 SCALES = {
     "10m": Scale(
-        model=_llama(width=320, inner=864, num_blocks=8, num_heads=5),
-        sequence_length=128,
-        lr=5e-4,
-        every=10,
-        every_opendiloco=150,
+        model=_llama(width=320, inner=864, num_blocks=8, num_heads=5), sequence_length=128, lr=1e-3
     ),
-    "3m": Scale(
-        model=_llama(width=192, inner=512, num_blocks=7, num_heads=4),
-        sequence_length=128,
-        lr=7e-4,
-        every=10,
-        every_opendiloco=150,
+    "1m": Scale(
+        model=_llama(width=128, inner=344, num_blocks=5, num_heads=4), sequence_length=128, lr=3e-3
     ),
     "300k": Scale(
-        model=_llama(width=96, inner=256, num_blocks=2, num_heads=2),
-        sequence_length=64,
-        lr=1e-3,
-        every=10,
-        every_opendiloco=150,
+        model=_llama(width=96, inner=256, num_blocks=2, num_heads=2), sequence_length=64, lr=4e-3
     ),
     "small": Scale(
         model=_llama(width=48, inner=128, num_blocks=2, num_heads=2),
         sequence_length=32,
-        num_iterations=60,
+        microbatch_size=1,
+        tokens_per_parameter=0.1,
         lr=2e-3,
-        every=3,
-        every_opendiloco=20,
         num_held_out=64,
-        report_every=30,
     ),
 }
 
 
-def all_reduce(scale: Scale) -> RunConfig:
-    """Return the run that averages each iteration's gradients."""
-    run = RunConfig(
-        name="bench-convergence",
-        num_iterations=scale.num_iterations,
-        model=scale.model,
-        stages=StagesConfig(
-            num_relay_stages=1, num_first_blocks=scale.model.num_hidden_layers // 2
-        ),
-        batch=BatchConfig(
-            sequence_length=scale.sequence_length,
-            microbatch_size=1,
-            num_microbatches=1,
-            num_data_nodes=NUM_REPLICAS,
-        ),
-        optimizer=OptimizerConfig(
-            lr=scale.lr,
-            warmup_iterations=scale.num_iterations // 15,
-            schedule=Schedule.COSINE,
-            decay_iterations=scale.num_iterations,
-            lr_min_ratio=0.1,
-        ),
-    )
-    return _checked(run)
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How members average."""
+
+    name: str
+    every: int = 1
+    """Iterations from one average to the next. 1: of gradients."""
+    delay: int = 0
+    """Iterations after which an average counts."""
+    goes_back: bool = False
+    """Whether members go back to the anchor while an average travels."""
+    compression: Compression = Compression.NONE
+    share: float = 1.0
+    """Of the iterations."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether members step by themselves."""
+        return self.name.startswith("h")
+
+    def run(self, scale: Scale, rates: Rates, seed: int = 0, length: float = 1.0) -> RunConfig:
+        """Return the run of the method, or one of another length."""
+        num_iterations = max(1, round(scale.num_iterations * self.share * length))
+        sync = SyncConfig(compression=self.compression)
+        if self.is_local:
+            sync = SyncConfig(
+                method=SyncMethod.DILOCO,
+                every=self.every,
+                overlap=self.delay > 0,
+                eager=self.delay > 0 and not self.goes_back,
+                compression=self.compression,
+                rank=max(1, scale.model.hidden_size // 6),
+                outer_lr=rates.outer,
+                outer_momentum=rates.momentum,
+            )
+        run = RunConfig(
+            name="bench-convergence",
+            seed=seed,
+            num_iterations=num_iterations,
+            model=scale.model,
+            stages=StagesConfig(
+                num_relay_stages=1, num_first_blocks=scale.model.num_hidden_layers // 2
+            ),
+            batch=scale.batch,
+            optimizer=OptimizerConfig(
+                lr=rates.inner,
+                warmup_iterations=num_iterations // 20,
+                schedule=Schedule.COSINE,
+                decay_iterations=num_iterations,
+                lr_min_ratio=0.1,
+                # Nobody knows the norm of a compressed gradient.
+                clip_norm=1.0 if self.is_local or not sync.compresses else 0.0,
+            ),
+            sync=sync,
+        )
+        validate(run)
+        return run
 
 
-def cocktail_sgd(scale: Scale) -> RunConfig:
-    """Return the run that averages each iteration's gradients, compressed."""
-    return _checked(replace(all_reduce(scale), sync=SyncConfig(compression=Method.COCKTAIL)))
+_NAME = re.compile(r"h(\d+)(?:-d(\d+))?(-back)?(?:-(int4|lowrank))?\Z")
+_COMPRESSIONS = {
+    None: Compression.NONE,
+    "int4": Compression.INT4,
+    "lowrank": Compression.LOWRANK_INT4,
+}
 
 
-def dilocox(scale: Scale) -> RunConfig:
-    """Return the run of the whole method, with the rank that gives CocktailSGD's ratio."""
-    least = compression_ratio(cocktail_sgd(scale))
-    sync = SyncConfig(
-        method=SyncMethod.DILOCO,
-        every=scale.every,
-        overlap=True,
-        compression=Method.LOWRANK_INT4,
-        rank=1,
-    )
-    found = _local(scale, scale.overlapping, sync)
-    for rank in range(2, scale.model.hidden_size):
-        run = _local(scale, scale.overlapping, replace(sync, rank=rank))
-        if compression_ratio(run) < least:
-            break
-        found = run
+def method_of(name: str) -> Method:
+    """Return the method of a name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if name == "cocktailsgd":
+        return Method(name, compression=Compression.COCKTAIL)
+    if (found := re.fullmatch(r"all-reduce(?:/(\d+))?", name)) is not None:
+        return Method(name, share=1 / int(found[1] or 1))
+    if (found := _NAME.match(name)) is None:
+        raise ValueError(f"{name!r} is no method")
+    every, delay = int(found[1]), int(found[2] or 0)
+    if every < 2 or delay > every or (found[3] and not delay):
+        raise ValueError(f"{name!r} is no method: an average counts before the next is made")
+    return Method(name, every, delay, bool(found[3]), _COMPRESSIONS[found[4]])
+
+
+ROWS = (
+    *("all-reduce", "all-reduce/2", "all-reduce/4", "all-reduce/8"),
+    *("h10", "h30", "h60", "h10-int4", "h30-int4"),
+    *(f"h{every}-d{delay}" for every in (10, 30) for delay in (1, 2, 5, 10)),
+    *("h30-d30", "h10-d2-int4", "h30-d5-int4"),
+    *("h10-d10-back", "h10-d10-back-lowrank", "cocktailsgd"),
+)
+"""The rows of the table."""
+
+SEARCHED = (
+    *("all-reduce", "cocktailsgd", "h10", "h30", "h60", "h10-d2", "h10-d10", "h30-d5", "h30-d30"),
+    "h10-d10-back",
+)
+"""The methods for which rates are searched. Others take those of the nearest of them."""
+
+
+def known_rates(scale: str) -> dict[str, Rates]:
+    """Return the rates that a search has found, by method."""
+    found = json.loads(RATES_FILE.read_text("utf-8")) if RATES_FILE.exists() else {}
+    return {name: Rates(*each["best"]) for name, each in found.get(scale, {}).items()}
+
+
+def rates_of(method: Method, scale: str) -> Rates:
+    """Return a method's rates: found by a search, for it or for the nearest method."""
+    known = known_rates(scale)
+    if method.name in known:
+        return known[method.name]
+    kind = [
+        (_distance(method, other), name)
+        for name in known
+        if (other := method_of(name)).is_local == method.is_local
+        and other.goes_back == method.goes_back
+        and (method.is_local or other.compression is method.compression)
+    ]
+    return known[min(kind)[1]] if kind else Rates(SCALES[scale].lr)
+
+
+def _distance(one: Method, other: Method) -> float:
+    delays = abs(one.delay / one.every - other.delay / other.every)
+    return abs(math.log(one.every / other.every)) + 2 * delays
+
+
+def keep_rates(scale: str, method: str, best: Rates, trials: list[tuple[Rates, float]]) -> None:
+    """Write what a search has found."""
+    found = json.loads(RATES_FILE.read_text("utf-8")) if RATES_FILE.exists() else {}
+    told = [[*dataclasses.astuple(rates), round(loss, 4)] for rates, loss in trials]
+    found.setdefault(scale, {})[method] = {"best": dataclasses.astuple(best), "trials": told}
+    lines = [
+        f' "{size}": {{\n'
+        + ",\n".join(f'  "{name}": {json.dumps(each)}' for name, each in sorted(methods.items()))
+        + "\n }"
+        for size, methods in found.items()
+    ]
+    RATES_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+INNER = 2**0.5
+"""Factor from one inner rate of a search to the next."""
+OUTER = (0.2, 0.3, 0.45, 0.7, 1.0, 1.4)
+MOMENTUM = (0.0, 0.3, 0.5, 0.7, 0.9)
+
+
+def neighbours(rates: Rates, method: Method) -> list[Rates]:
+    """Return the rates that a search tries next to some."""
+    found = [replace(rates, inner=rates.inner * INNER), replace(rates, inner=rates.inner / INNER)]
+    if method.is_local:
+        found += [replace(rates, outer=each) for each in _beside(rates.outer, OUTER)]
+        found += [replace(rates, momentum=each) for each in _beside(rates.momentum, MOMENTUM)]
     return found
 
 
-def eager(scale: Scale) -> RunConfig:
-    """Return DiLoCoX's run, but members guess what travels. The paper has no such rule."""
-    return _local(scale, scale.eager, replace(dilocox(scale).sync, eager=True))
-
-
-def without_overlap(scale: Scale) -> RunConfig:
-    """Return DiLoCoX's run, but members wait for averages."""
-    return _local(scale, scale.waiting, replace(dilocox(scale).sync, overlap=False))
-
-
-def without_compression(scale: Scale) -> RunConfig:
-    """Return DiLoCoX's run, but averages travel in float32."""
-    sync = replace(dilocox(scale).sync, compression=Method.NONE)
-    return _local(scale, scale.overlapping, sync)
-
-
-def opendiloco(scale: Scale) -> RunConfig:
-    """Return the run with long intervals, in float16, whose members wait for averages."""
-    sync = SyncConfig(
-        method=SyncMethod.DILOCO, every=scale.every_opendiloco, compression=Method.FP16
-    )
-    return _local(scale, scale.seldom, sync)
-
-
-METHODS: dict[str, Callable[[Scale], RunConfig]] = {
-    "all-reduce": all_reduce,
-    "dilocox": dilocox,
-    "dilocox-without-overlap": without_overlap,
-    "dilocox-without-compression": without_compression,
-    "opendiloco": opendiloco,
-    "cocktailsgd": cocktail_sgd,
-    "dilocox-eager": eager,
-}
-"""Most important first."""
-
-PAPER_LOSSES = {
-    "all-reduce": (4.06, 3.90),
-    "dilocox": (4.27, 4.20),
-    "dilocox-without-overlap": (None, 4.15),
-    "dilocox-without-compression": (None, 4.02),
-    "opendiloco": (5.37, None),
-    "cocktailsgd": (5.79, 5.23),
-    "dilocox-eager": (None, None),
-}
-"""After 4,000 iterations: of OPT-1.3B, and of Qwen1.5-107B."""
-
-
-def _local(scale: Scale, rates: Rates, sync: SyncConfig) -> RunConfig:
-    """Return a run whose members step by themselves."""
-    run = all_reduce(scale)
-    optimizer = replace(run.optimizer, lr=rates.inner * scale.lr)
-    sync = replace(sync, outer_lr=rates.outer, outer_momentum=rates.momentum)
-    return _checked(replace(run, optimizer=optimizer, sync=sync))
-
-
-def _checked(run: RunConfig) -> RunConfig:
-    validate(run)
-    return run
-
-
-def compression_ratio(run: RunConfig) -> float:
-    """Return how many times fewer bytes than all-reduce a contribution takes an iteration."""
-    stages = plans_of(run).values()
-    plans = [plan for stage in stages if (plan := stage.plan(0, 0, 0)) is not None]
-    if not plans:
-        return float(run.sync.every)
-    num_elements = sum(plan.num_elements for plan in plans)
-    return run.sync.every * 4 * num_elements / sum(plan.num_bytes for plan in plans)
+def _beside(value: float, grid: tuple[float, ...]) -> list[float]:
+    place = min(range(len(grid)), key=lambda k: abs(grid[k] - value))
+    return [grid[k] for k in (place - 1, place + 1) if 0 <= k < len(grid)]
 
 
 def settings_of(run: RunConfig) -> dict[str, object]:

@@ -1,95 +1,140 @@
-"""Table and plot of a comparison of convergence."""
+"""Table and plot of a comparison of convergence.
 
-from collections.abc import Sequence
+A percentage of loss misleads: near the end of a training, a percent may be a third of all
+iterations. So a method is worth the iterations of all-reduce that come to the same loss, with a
+schedule of that length, and the time until then over links of some rates.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from bench.convergence import PAPER_LOSSES
-
-NUM_LAST = 50
-"""Iterations over which the loss of training is averaged at the end."""
+from bench.convergence import NUM_REPLICAS
 
 SMOOTHING = 25
 """Iterations for each point of the plot."""
 
+LINKS_MBIT = (20, 100, 1000)
+"""Rates of each member's uplink, in Mbit/s."""
+
+ALL_REDUCE = "all-reduce"
+
 Result = dict[str, Any]
-"""One method's: settings, sizes, and losses so far."""
-
-_HEAD = (
-    "method",
-    "settings",
-    "bytes / iteration",
-    "ratio",
-    f"loss, last {NUM_LAST}",
-    "held-out loss",
-    "of all-reduce's",
-    "paper, 1.3 B",
-    "paper, 107 B",
-)
+"""One training: settings, sizes, and losses."""
 
 
-def bytes_per_iteration(result: Result) -> float:
-    """Return what a member's contribution and the average take of the wire, for each iteration."""
-    return float(result["average_bytes"]) / float(result["settings"]["sync.every"])
+def loss_of(result: Result) -> float:
+    """Return the loss at the end on tokens that nobody has trained on."""
+    return float(result["held_out"][str(result["settings"]["num_iterations"])])
 
 
-def held_out(result: Result) -> float | None:
-    """Return the loss at the end on tokens that nobody has trained on. None: not at the end."""
-    found: float | None = result["held_out"].get(str(result["settings"]["num_iterations"]))
-    return found
+def sent_bytes(result: Result) -> float:
+    """Return what a member sends for one average: parts of its own, and means of its part."""
+    return float(result["average_bytes"]) * (NUM_REPLICAS - 1) / NUM_REPLICAS
+
+
+def iteration_s(result: Result) -> float:
+    """Return how long a replica computes in an iteration."""
+    num_iterations = int(result["settings"]["num_iterations"])
+    return float(result["seconds"]) / (NUM_REPLICAS * num_iterations)
+
+
+def duration_s(result: Result, compute_s: float, mbit: float) -> float:
+    """Return how long a training takes whose members have such links.
+
+    Args:
+        result: The training.
+        compute_s: Of an iteration.
+        mbit: Rate of each uplink, in Mbit/s.
+    """
+    settings = result["settings"]
+    every, delay = settings["sync.every"], result["delay"]
+    travel_s = sent_bytes(result) * 8 / (mbit * 1e6)
+    # Members train on for the delay, and wait for what takes longer.
+    phase_s = every * compute_s + max(0.0, travel_s - delay * compute_s)
+    return float(settings["num_iterations"] / every * phase_s)
+
+
+def equivalent(loss: float, references: Mapping[int, float]) -> float:
+    """Return how many iterations of all-reduce come to a loss.
+
+    Args:
+        loss: The loss.
+        references: All-reduce's losses, by the length of its training. Between them, and beyond, a
+            loss is taken as linear in the logarithm of the length.
+    """
+    points = sorted(references.items())
+    if len(points) < 2:
+        return math.nan
+    segments = [*pairwise(points)]
+    (short, high), (long, low) = next(
+        (each for each in segments if each[1][1] <= loss <= each[0][1]),
+        segments[0] if loss > points[0][1] else segments[-1],
+    )
+    share = (high - loss) / (high - low)
+    return math.exp(math.log(short) + share * math.log(long / short))
 
 
 def table(results: Sequence[Result]) -> str:
     """Return the results as a table in Markdown."""
-    if not results:
-        return "nothing is trained yet"
-    base = next((result for result in results if result["method"] == "all-reduce"), None)
-    rows = [_HEAD, tuple("---" for _ in _HEAD), *(_row(result, base) for result in results)]
-    facts = results[0]["settings"]
+    by_method: dict[str, list[Result]] = {}
+    for result in results:
+        by_method.setdefault(result["method"], []).append(result)
+    losses = {name: fmean(map(loss_of, each)) for name, each in by_method.items()}
+    references = {
+        each[0]["settings"]["num_iterations"]: losses[name]
+        for name, each in by_method.items()
+        if name.startswith(ALL_REDUCE)
+    }
+    if not results or ALL_REDUCE not in by_method:
+        return "all-reduce is not trained yet"
+    whole = by_method[ALL_REDUCE][0]
+    length = whole["settings"]["num_iterations"]
+    compute_s = fmean(map(iteration_s, by_method[ALL_REDUCE]))
+    facts = whole["settings"]
     head = (
-        f"{results[0]['num_parameters']:,} parameters, {facts['num_iterations']} iterations of "
+        f"{whole['num_parameters']:,} parameters, {length:,} iterations of "
         f"{facts['batch.num_data_nodes']} x {facts['batch.microbatch_size']} x "
-        f"{facts['batch.sequence_length']} tokens, {facts['optimizer.schedule']} schedule, "
-        f"warm-up {facts['optimizer.warmup_iterations']}"
+        f"{facts['batch.sequence_length']} tokens; a member computes {1000 * compute_s:.1f} ms in "
+        "each"
     )
-    return "\n".join([head, "", *("| " + " | ".join(row) + " |" for row in rows)])
-
-
-def _row(result: Result, base: Result | None) -> tuple[str, ...]:
-    losses, num_iterations = result["losses"], result["settings"]["num_iterations"]
-    last = losses[-NUM_LAST:]
-    loss, best = held_out(result), None if base is None else held_out(base)
-    ratio = None if base is None else bytes_per_iteration(base) / bytes_per_iteration(result)
-    if len(losses) < num_iterations:
-        shown = f"at iteration {len(losses)}"
-    else:
-        shown = "-" if loss is None else f"{loss:.4f}"
-    return (
-        result["method"],
-        _settings(result["settings"]),
-        f"{bytes_per_iteration(result):,.0f}",
-        "-" if ratio is None else f"{ratio:.1f}",
-        f"{sum(last) / len(last):.4f}" if last else "-",
-        shown,
-        "-" if loss is None or best is None else f"{100 * (loss / best - 1):+.1f} %",
-        *("-" if loss is None else f"{loss:.2f}" for loss in PAPER_LOSSES[result["method"]]),
+    titles = (
+        *("method", "rates", "MB sent for an average", "loss", "spread"),
+        "iterations of all-reduce, of 100",
+        *(f"progress at {mbit} Mbit/s" for mbit in LINKS_MBIT),
     )
+    rows = [titles, tuple("---" for _ in titles)]
+    base = {mbit: duration_s(whole, compute_s, mbit) / length for mbit in LINKS_MBIT}
+    for name, each in by_method.items():
+        found = each[0]
+        iterations = equivalent(losses[name], references)
+        spread = max(map(loss_of, each)) - min(map(loss_of, each))
+        rows.append(
+            (
+                name,
+                _rates(found["settings"]),
+                f"{sent_bytes(found) / 1e6:.3f}",
+                f"{losses[name]:.4f}",
+                f"{spread:.4f}" if each[1:] else "-",
+                f"{100 * iterations / length:.0f}",
+                *(
+                    f"{iterations * base[mbit] / duration_s(found, compute_s, mbit):.2f}"
+                    for mbit in LINKS_MBIT
+                ),
+            )
+        )
+    note = "Progress is that in a second, in multiples of all-reduce's."
+    return "\n".join([head, "", *("| " + " | ".join(row) + " |" for row in rows), "", note])
 
 
-def _settings(settings: dict[str, Any]) -> str:
-    """Return how averages are taken, in a few words."""
-    compression = settings["sync.compression"]
-    words = [f"H = {settings['sync.every']}"]
-    if compression == "cocktail":
-        words.append(f"random {settings['sync.random_ratio']}, top {settings['sync.top_ratio']}")
-    else:
-        words.append({"none": "float32"}.get(compression, compression))
-    if compression.startswith("lowrank"):
-        words.append(f"rank {settings['sync.rank']}")
-    words.append(f"lr {settings['optimizer.lr']}")
+def _rates(settings: dict[str, Any]) -> str:
+    """Return the rates in a few words."""
+    words = [f"lr {settings['optimizer.lr']:.2g}"]
     if settings["sync.method"] == "diloco":
-        words.append("overlap" if settings["sync.overlap"] else "no overlap")
-        words.append(f"outer {settings['sync.outer_lr']} / {settings['sync.outer_momentum']}")
+        words.append(f"outer {settings['sync.outer_lr']} and {settings['sync.outer_momentum']}")
     return ", ".join(words)
 
 

@@ -17,7 +17,7 @@ from decod.ids import MicrobatchId
 from decod.model.stage import empty_model
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerName
-from decod.train.diloco import DiLoCoState
+from decod.train.diloco import DiLoCo, DiLoCoState
 from decod.train.exchange import Place, Residuals
 from decod.train.executor import Sources, StageExecutor
 from decod.train.executor_config import ExecutorConfig
@@ -30,10 +30,12 @@ class Replicas:
     Args:
         run: The run. `batch.num_data_nodes` is the number of replicas.
         dataset: The tokens.
+        delay: Iterations after which an average that travels counts. None: `sync.every`.
     """
 
-    def __init__(self, run: RunConfig, dataset: Dataset) -> None:
+    def __init__(self, run: RunConfig, dataset: Dataset, delay: int | None = None) -> None:
         self._run, self._dataset = run, dataset
+        self._delay = run.sync.every if delay is None else delay
         config = ExecutorConfig(run=run)
         stages = range(run.stages.num_relay_stages + 1)
         self._chains = [
@@ -89,6 +91,10 @@ class Replicas:
                 member.propose(iteration, means, weights_total=total, how=Sources(len(ahead)))
         for member in members:
             member.commit(iteration)
+        arrives = iteration - members[0].anchor == self._delay and not last
+        if arrives and (means := self._travelling.pop(index, [])):
+            for member in members:
+                _arrive(member, means)
 
     def _average(
         self, members: Sequence[StageExecutor], iteration: int, *, ahead: bool = False
@@ -206,7 +212,20 @@ def _train(chain: Sequence[StageExecutor], mb: MicrobatchId) -> float:
     return loss
 
 
-# Checkpoints reach into the executors: a run has none of a member's own weights and residuals.
+# What follows reaches into the executors: in a run, averages count at the end of a local phase, and
+# nobody keeps a member's own weights and residuals.
+
+
+def _arrive(executor: StageExecutor, means: Sequence[Tensor]) -> None:
+    """Let an average count between two others. A member goes on from its own weights, moved."""
+    state, rule = executor._built.state, executor.rule
+    assert isinstance(rule, DiLoCo)
+    assert isinstance(state.committed, DiLoCoState)
+    exchange = executor.exchange(ahead=True)
+    rule._outer_step(state.committed, exchange.average(means, state.anchor), slice(None))
+    rule._move(state.committed, slice(None))
+    exchange.used((), len(means) // executor.config.run.sync.num_phases)
+    state.hash = rule.hash(state.layout, state.committed)
 
 
 _MOMENTS = OptimizerName.ADAMW.moments

@@ -66,6 +66,7 @@ class Reference:
         seed: Of the initial weights.
         adapter: What is trained, if it is not the whole model.
         base: The weights that are not trained, by name.
+        delay: Iterations after which an average counts that travels. None: at the next one.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Reference:
         seed: int,
         adapter: AdapterConfig = NO_ADAPTER,
         base: Mapping[str, Tensor] | None = None,
+        delay: int | None = None,
     ) -> None:
         self._adapter, self._base = adapter, base or {}
+        self._delay = delay
         self._model, self._optimizer, self._sync, self._seed = model, optimizer, sync, seed
         self._module = empty_model(model)
         by_name = self._module.parameters_by_name()
@@ -152,6 +155,10 @@ class Reference:
             for stage in filter(lambda each: each.anchor, self.stages):
                 here = stage.fragments[(number - 1) % self._sync.fragments]
                 self._outer_step(stage, [*stage.anchor] if last else here, last=last)
+        elif rest == self._delay:
+            for stage in filter(lambda each: each.anchor, self.stages):
+                self._use(stage, stage.delayed)
+                stage.delayed = None
 
     def _merged(self, trained: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return all weights of the model, by definition: W + alpha / rank * B A."""
@@ -178,6 +185,18 @@ class Reference:
         replica.num_now = 0
 
     @torch.no_grad()
+    def _use(self, stage: Stage, average: dict[str, Tensor] | None) -> None:
+        """Move the anchor, and with it what members have learnt since their phases began."""
+        if average is None:
+            return
+        for name, anchor in stage.anchor.items():
+            anchor.grad = average.get(name)
+        stage.outer.step()
+        for replica, name in itertools.product(stage.replicas, average):
+            replica.weights[name] += stage.anchor[name] - replica.start[name]
+            replica.start[name].copy_(stage.anchor[name])
+
+    @torch.no_grad()
     def _outer_step(self, stage: Stage, here: Sequence[str], *, last: bool) -> None:
         # All parameters together weigh as much as the one whose average is longest ago.
         learnt = [max(replica.num_learnt[name] for name in here) for replica in stage.replicas]
@@ -201,13 +220,7 @@ class Reference:
             due = [stage.delayed, average] if last else [stage.delayed]
             stage.delayed = average
         for used in due:
-            if used is not None:
-                for name, anchor in stage.anchor.items():
-                    anchor.grad = used.get(name)
-                stage.outer.step()
-                for replica, name in itertools.product(stage.replicas, used):
-                    replica.weights[name] += stage.anchor[name] - replica.start[name]
-                    replica.start[name].copy_(stage.anchor[name])
+            self._use(stage, used)
         for (replica, guess), name in itertools.product(
             zip(stage.replicas, guesses, strict=True), here
         ):
