@@ -34,6 +34,7 @@ from decod.net.rate_caps import UNLIMITED, Pace
 from decod.net.storing import NoStoreError, PacedCopy
 from decod.protocol.core.view import Member
 from decod.run.run_config import RunConfig
+from decod.run.training_config import Documents
 from decod.tasks import in_thread, to_its_end
 from decod.texts import clip
 from decod.train.checkpoint.description import Description, described_hash, unlike_hash
@@ -181,7 +182,8 @@ def settings_in(checkpoint: CheckpointManifest) -> Settings:
 
     Settings that its release lacked get today's defaults, which keep the behaviour of that time.
     """
-    return _plain(flatten(asdict(RunConfig()))) | {"base": ""} | checkpoint.settings
+    then = {"base": "", "batch.documents": Documents.TOGETHER.value}
+    return _plain(flatten(asdict(RunConfig()))) | then | checkpoint.settings
 
 
 def _plain(flat: dict[str, Any]) -> Settings:

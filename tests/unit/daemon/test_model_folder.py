@@ -18,7 +18,7 @@ from decod.data.tokenizer import NO_BOS
 from decod.errors import ConfigError
 from decod.ids import MicrobatchId
 from decod.run.model_config import FAMILIES, Architecture
-from decod.run.training_config import BatchConfig
+from decod.run.training_config import BatchConfig, Documents
 from tests.support.checkpoints import make_manifest
 from tests.support.exports import (
     MODEL,
@@ -198,6 +198,17 @@ def test_a_tokenizer_that_is_too_long_to_travel_is_told(tmp_path: Path) -> None:
     for text in ('{"objects":{"../../x.json":{}}}', '{"template":3}', " {}", '{"a":1}', "[" * 9999):
         with pytest.raises(ConfigError, match="carried has"):
             Carried.from_text(text)
+
+
+def test_a_release_that_did_not_know_documents_read_them_together(tmp_path: Path) -> None:
+    manifest = card_facts(make_corpus(tmp_path / "corpus")).manifest
+    batch = dataclasses.replace(manifest.run.batch, documents=Documents.TOGETHER)
+    run = dataclasses.replace(manifest.run, batch=batch)
+    manifest = dataclasses.replace(manifest, run=run)
+    settings = settings_of(manifest)
+    assert settings.pop("batch.documents") == "together"
+    kept = make_manifest(3, settings=settings)
+    assert differences(settings_in(kept), settings_of(manifest)) == []
 
 
 def test_a_resumed_run_carries_what_its_checkpoint_names(tmp_path: Path) -> None:
