@@ -17,7 +17,7 @@ from pathlib import Path
 
 from decod.config.schema import Carried, Manifest
 from decod.daemon.base_supply import FetchPart
-from decod.errors import DecodError, NetworkError
+from decod.errors import DataError, DecodError, NetworkError
 from decod.files import hub_name
 from decod.ids import NodeId
 from decod.model.shape import part_shapes
@@ -35,6 +35,8 @@ _BEGINNING_BYTES = 128 << 10
 _HEADER_MAX_BYTES = 100_000_000
 """The limit of the safetensors library."""
 _INDEX_MAX_BYTES = 64 << 20
+_DESCRIBED_MAX_BYTES = 256 << 20
+"""All headers and the index. A manifest names the model, so anybody may have put it there."""
 _TRIES = 4
 """At a range, without any byte in between."""
 _PAUSE_S = 1.0
@@ -130,6 +132,7 @@ class HubBase:
         """Write the model's files without their tensors, and read the places of these."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(parents=True)
+        left_bytes = _DESCRIBED_MAX_BYTES
         for file, size_bytes in self._files():
             if file == INDEX_FILE:
                 beginning = self._read(file, 0, min(size_bytes, _INDEX_MAX_BYTES))
@@ -138,6 +141,14 @@ class HubBase:
                 end = min(8 + int.from_bytes(beginning[:8], "little"), size_bytes)
                 end = min(end, _HEADER_MAX_BYTES)
                 beginning = beginning[:end] + self._read(file, len(beginning), end)
+            left_bytes -= len(beginning)
+            if left_bytes < 0:
+                raise DataError(
+                    f"the files of {self._name} on the Hub are no model's",
+                    why=f"their headers have more than {_DESCRIBED_MAX_BYTES >> 20} MiB",
+                    fix="nothing: members have these weights",
+                    code="E-DAT-063",
+                )
             with (self._folder / file).open("wb") as out:
                 out.write(beginning)
                 out.truncate(size_bytes)

@@ -124,7 +124,9 @@ async def test_a_broken_connection_goes_on_where_it_was(hub: HubServer, tmp_path
     assert host.notes == []
 
 
-@pytest.mark.parametrize("what", ["gone", "gated", "another model", "altered", "no room"])
+@pytest.mark.parametrize(
+    "what", ["gone", "gated", "another model", "altered", "no room", "too much"]
+)
 async def test_members_are_asked_for_what_the_hub_does_not_give(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -146,6 +148,9 @@ async def test_members_are_asked_for_what_the_hub_does_not_give(
         monkeypatch.delenv("HF_TOKEN")
         hub.repositories[NAME].is_gated = True
         reason += ".* 401"
+    elif what == "too much":
+        monkeypatch.setattr(hub_base, "_DESCRIBED_MAX_BYTES", 100)
+        reason = "are no model's"
     elif what == "altered":
         hub.altered[WEIGHTS_FILE] = (other / WEIGHTS_FILE).read_bytes()
         reason = "are not those that the run adapts"
