@@ -166,13 +166,15 @@ async def test_members_are_asked_for_what_the_hub_does_not_give(
 
 async def test_a_node_that_leaves_does_not_wait_for_the_hub(hub: HubServer, tmp_path: Path) -> None:
     host = Host(hub, folder_of(tmp_path / "model", MODEL), tmp_path / "state")
-    begun, go_on = asyncio.Event(), asyncio.Event()
+    begun, go_on, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def take(num_bytes: int) -> None:
+        waiting = asyncio.run_coroutine_threadsafe(go_on.wait(), loop)
         loop.call_soon_threadsafe(begun.set)
-        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        waiting.result()
         host.taken_bytes += num_bytes
+        loop.call_soon_threadsafe(over.set)
 
     base = HubBase(NAME, host.commit, MODEL, host.source, take)
     arriving = host.source.arriving(MODEL, 1)
@@ -183,6 +185,7 @@ async def test_a_node_that_leaves_does_not_wait_for_the_hub(hub: HubServer, tmp_
     with pytest.raises(asyncio.CancelledError):
         await fetching
     go_on.set()
+    await over.wait()
     assert host.source.find(MODEL, 1) is None
     assert len(hub.ranges) == 1
 
