@@ -252,7 +252,9 @@ MOMENTUM = (0.0, 0.3, 0.5, 0.7, 0.9)
 
 def neighbours(rates: Rates, method: Method) -> list[Rates]:
     """Return the rates that a search tries next to some."""
-    found = [replace(rates, inner=rates.inner * INNER), replace(rates, inner=rates.inner / INNER)]
+    # Two ways to a rate must not differ in its last digit.
+    inner = (float(f"{rates.inner * factor:.3g}") for factor in (INNER, 1 / INNER))
+    found = [replace(rates, inner=each) for each in inner]
     if method.is_local:
         found += [replace(rates, outer=each) for each in _beside(rates.outer, OUTER)]
         found += [replace(rates, momentum=each) for each in _beside(rates.momentum, MOMENTUM)]
