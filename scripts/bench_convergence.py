@@ -142,9 +142,10 @@ def search(method: Method, scale: str, dataset: Dataset, folder: Path) -> None:
 
     best = rates_of(method, scale)
     while True:
-        found = min((best, *neighbours(best, method)), key=loss_at)
-        keep_rates(scale, method.name, found, sorted(tried.items(), key=lambda each: each[1]))
-        if found == best:
+        better = (each for each in neighbours(best, method) if loss_at(each) < loss_at(best))
+        found = next(better, None)
+        keep_rates(scale, method.name, best, sorted(tried.items(), key=lambda each: each[1]))
+        if found is None:
             return
         best = found
 

@@ -563,6 +563,5 @@ def evaluate(
         click.echo(json_text(answer))
         return
     click.echo(f"loss {found.loss:.4f} nats, perplexity {found.perplexity:.2f}")
-    length = found.num_tokens // found.num_sequences
-    sequences_of = f"{found.num_sequences} sequences of {length}"
-    click.echo(f"over {found.num_tokens} tokens in {sequences_of} (--sequence-length)")
+    sequences = f"{found.num_sequences} sequences of {found.sequence_length}"
+    click.echo(f"over {found.num_tokens} tokens in {sequences} (--sequence-length)")

@@ -256,8 +256,8 @@ def validate(run: RunConfig) -> None:
         )
     if run.batch.reads_apart and not run.model.can_read_apart:
         raise ConfigError(
-            f"batch.documents is {run.batch.documents}",
-            why="models of this type carry something from each document to the next",
+            "batch.documents is apart, or auto, and the corpus tells where documents begin",
+            why="this model can't read them apart, as docs/models.md tells",
             fix='set batch.documents = "together", or choose another model',
         )
     stage_blocks(run.model, run.stages)

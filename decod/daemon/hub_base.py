@@ -7,12 +7,14 @@ if it has the hash in the manifest. A host that can't have them there takes them
 """
 
 import asyncio
+import math
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 from decod.config.schema import Carried, Manifest
@@ -22,6 +24,7 @@ from decod.files import hub_name
 from decod.ids import NodeId
 from decod.model.shape import part_shapes
 from decod.model.weights import INDEX_FILE, Stored, find_weights
+from decod.net.net_limits import LIMITS
 from decod.run.model_config import ModelConfig
 from decod.tasks import in_thread
 from decod.texts import why_of
@@ -35,6 +38,8 @@ _BEGINNING_BYTES = 128 << 10
 _HEADER_MAX_BYTES = 100_000_000
 """The limit of the safetensors library."""
 _INDEX_MAX_BYTES = 64 << 20
+_FILES_MAX = 1000
+_DESCRIBING_MAX_S = 180.0
 _DESCRIBED_MAX_BYTES = 256 << 20
 """All headers and the index. A manifest names the model, so anybody may have put it there."""
 _TRIES = 4
@@ -87,20 +92,33 @@ class HubBase:
             nonlocal gives
             if gives:
                 try:
-                    await in_thread(lambda: self._fetch(sha256, sink))
+                    await self._fetch_in_time(sha256, sink)
                 except asyncio.CancelledError:
                     self._abandoned.set()
                     raise
-                except DecodError as error:
-                    note("base.hub_failed", reason=str(error))
+                except Exception as error:  # noqa: BLE001 - whatever the Hub says, members have it.
+                    self._abandoned.set()
                     gives = False
+                    note("base.hub_failed", reason=_reason(error))
+                    await in_thread(self._remove)
                 else:
                     return
             await fetch(sha256, donors, sink)
 
         return fetch_first
 
-    def _fetch(self, sha256: str, arriving: ArrivingPart) -> None:
+    async def _fetch_in_time(self, sha256: str, arriving: ArrivingPart) -> None:
+        """Fetch a part. A Hub that hangs or drips raises TimeoutError."""
+        if not self._places:
+            await asyncio.wait_for(in_thread(self._describe), _DESCRIBING_MAX_S)
+        part = self._source.hashes.index(sha256)
+        shapes = part_shapes(self._model, part).values()
+        # Files may hold wider numbers than the run does.
+        most_bytes = 8 * sum(map(math.prod, shapes))
+        time_max_s = LIMITS.rate_grace_s + most_bytes / LIMITS.rate_min_bytes_per_s
+        await asyncio.wait_for(in_thread(lambda: self._fetch(part, arriving)), time_max_s)
+
+    def _fetch(self, part: int, arriving: ArrivingPart) -> None:
         """Fetch a part.
 
         Raises:
@@ -108,10 +126,7 @@ class HubBase:
             DataError: The Hub has another model than the run's.
             NetworkError: The Hub can't be reached, or refuses.
         """
-        part = self._source.hashes.index(sha256)
         try:
-            if not self._places:
-                self._describe()
             names = part_shapes(self._model, part)
             wanted = [place for name in names for place in self._places[name]]
             if self._source.room is not None:
@@ -128,9 +143,13 @@ class HubBase:
         except OSError as error:
             raise unkept(self._folder, why_of(error)) from error
 
+    def _remove(self) -> None:
+        self._places = {}
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def _describe(self) -> None:
         """Write the model's files without their tensors, and read the places of these."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove()
         self._folder.mkdir(parents=True)
         left_bytes = _DESCRIBED_MAX_BYTES
         for file, size_bytes in self._files():
@@ -171,7 +190,8 @@ class HubBase:
 
         api = HfApi(library_name="decod")
         try:
-            listed = [*api.list_repo_tree(self._name, revision=self._commit)]
+            tree = api.list_repo_tree(self._name, revision=self._commit)
+            listed = [*islice(tree, _FILES_MAX)]
         except (errors.HTTPError, OSError, ValueError) as error:  # type: ignore[attr-defined]
             raise self._unreachable(error) from None
         return [
@@ -237,6 +257,15 @@ class HubBase:
             fix="nothing: members have these weights",
             code="E-NET-041",
         )
+
+
+def _reason(error: Exception) -> str:
+    """Return why the Hub is not asked any more. The text of another's error may hold the token."""
+    if isinstance(error, DecodError):
+        return str(error)
+    if isinstance(error, TimeoutError):
+        return "the Hub is too slow"
+    return f"the Hub answers what huggingface_hub can't read ({type(error).__name__})"
 
 
 def hub_model_of(manifest: Manifest) -> tuple[str, str] | None:

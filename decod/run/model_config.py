@@ -16,7 +16,13 @@ from pkgutil import resolve_name
 from typing import Any
 
 from decod.errors import ConfigError
-from decod.run.model_layout import TOGETHER_TYPES, ModelLayout, require_canonical, uncanonical
+from decod.run.model_layout import (
+    LENGTH_ROPES,
+    TOGETHER_TYPES,
+    ModelLayout,
+    require_canonical,
+    uncanonical,
+)
 
 Shapes = dict[str, tuple[int, ...]]
 """Parameter name to shape."""
@@ -160,7 +166,10 @@ class ModelConfig:
     @property
     def can_read_apart(self) -> bool:
         """Whether the documents of a sequence can be kept apart."""
-        return not self.is_built or json.loads(self.config)["model_type"] not in TOGETHER_TYPES
+        if not self.is_built:
+            return True
+        depends = any(f'"{each}"' in self.config for each in LENGTH_ROPES)
+        return not depends and json.loads(self.config)["model_type"] not in TOGETHER_TYPES
 
     @property
     def head_width(self) -> int:

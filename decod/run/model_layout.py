@@ -80,12 +80,15 @@ CUT_TYPES = frozenset(
 
 TOGETHER_TYPES = frozenset(
     """
-    bailing_hybrid biogpt bloom inkling_text jamba lfm3 mpt olmo_hybrid openai-gpt
+    bailing_hybrid biogpt bloom inkling_text jamba lfm2 lfm3 mpt olmo_hybrid openai-gpt
     qwen3_5_moe_text qwen3_5_text qwen3_next
     """.split()  # noqa: SIM905
 )
 """Those of them that can't read the documents of a sequence apart: their blocks carry a state from
 one to the next, or transformers gives them no mask."""
+
+LENGTH_ROPES = ("dynamic", "longrope")
+"""Rotary positions whose angles depend on the longest document of a batch, in transformers."""
 
 SIZES = (
     "vocab_size",

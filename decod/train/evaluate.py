@@ -34,6 +34,7 @@ class Evaluation:
     loss: float
     """Mean cross-entropy of a token, in nats."""
     num_sequences: int
+    sequence_length: int
     num_tokens: int
     """Tokens that were predicted."""
     unchecked: tuple[str, ...] = ()
@@ -109,7 +110,7 @@ def evaluate(
             fix="use the model of an earlier iteration",
             code="E-DAT-045",
         )
-    return Evaluation(total / num_tokens, num, num_tokens, given.unchecked)
+    return Evaluation(total / num_tokens, num, length, num_tokens, given.unchecked)
 
 
 def _require_fitting(

@@ -36,7 +36,7 @@ class Rates:
 
     inner: float
     """Peak of the inner rate."""
-    outer: float = 0.7
+    outer: float = 0.45
     """Of the outer optimizer."""
     momentum: float = 0.5
     """Of the outer optimizer."""
@@ -87,10 +87,10 @@ SCALES = {
         model=_llama(width=320, inner=864, num_blocks=8, num_heads=5), sequence_length=128, lr=1e-3
     ),
     "1m": Scale(
-        model=_llama(width=128, inner=344, num_blocks=5, num_heads=4), sequence_length=128, lr=3e-3
+        model=_llama(width=128, inner=344, num_blocks=5, num_heads=4), sequence_length=128, lr=2e-3
     ),
     "300k": Scale(
-        model=_llama(width=96, inner=256, num_blocks=2, num_heads=2), sequence_length=64, lr=4e-3
+        model=_llama(width=96, inner=256, num_blocks=2, num_heads=2), sequence_length=64, lr=2e-3
     ),
     "small": Scale(
         model=_llama(width=48, inner=128, num_blocks=2, num_heads=2),
@@ -244,26 +244,24 @@ def keep_rates(scale: str, method: str, best: Rates, trials: list[tuple[Rates, f
     RATES_FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-INNER = 2**0.5
-"""Factor from one inner rate of a search to the next."""
-OUTER = (0.2, 0.3, 0.45, 0.7, 1.0, 1.4)
-MOMENTUM = (0.0, 0.3, 0.5, 0.7, 0.9)
+GRIDS = {
+    "outer": (0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.4),
+    "momentum": (0.0, 0.3, 0.5, 0.7, 0.9),
+    "inner": (5e-4, 7e-4, 1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3, 1.1e-2),
+}
+"""The rates that a search tries, of what matters most first."""
 
 
 def neighbours(rates: Rates, method: Method) -> list[Rates]:
-    """Return the rates that a search tries next to some."""
-    # Two ways to a rate must not differ in its last digit.
-    inner = (float(f"{rates.inner * factor:.3g}") for factor in (INNER, 1 / INNER))
-    found = [replace(rates, inner=each) for each in inner]
-    if method.is_local:
-        found += [replace(rates, outer=each) for each in _beside(rates.outer, OUTER)]
-        found += [replace(rates, momentum=each) for each in _beside(rates.momentum, MOMENTUM)]
+    """Return the rates that a search tries next to some, in this order."""
+    found = []
+    for name, grid in GRIDS.items():
+        if name == "inner" or method.is_local:
+            value = getattr(rates, name)
+            place = min(range(len(grid)), key=lambda k: abs(grid[k] - value))
+            beside = [grid[k] for k in (place - 1, place + 1) if 0 <= k < len(grid)]
+            found += [replace(rates, **{name: each}) for each in beside]
     return found
-
-
-def _beside(value: float, grid: tuple[float, ...]) -> list[float]:
-    place = min(range(len(grid)), key=lambda k: abs(grid[k] - value))
-    return [grid[k] for k in (place - 1, place + 1) if 0 <= k < len(grid)]
 
 
 def settings_of(run: RunConfig) -> dict[str, object]:

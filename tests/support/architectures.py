@@ -73,6 +73,7 @@ _OF_TYPES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"head_dim": None, "num_key_value_heads": 4},
     "deepseek_v3": {"head_dim": None, "num_key_value_heads": 4},
     "minicpm3": {"num_key_value_heads": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv", "full_attention", "conv"]},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
     "gemma2": {"final_logit_softcapping": 5.0},
 }

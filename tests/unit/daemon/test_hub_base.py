@@ -125,7 +125,7 @@ async def test_a_broken_connection_goes_on_where_it_was(hub: HubServer, tmp_path
 
 
 @pytest.mark.parametrize(
-    "what", ["gone", "gated", "another model", "altered", "no room", "too much"]
+    "what", ["gone", "gated", "another model", "altered", "no room", "too much", "odd", "slow"]
 )
 async def test_members_are_asked_for_what_the_hub_does_not_give(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -148,6 +148,12 @@ async def test_members_are_asked_for_what_the_hub_does_not_give(
         monkeypatch.delenv("HF_TOKEN")
         hub.repositories[NAME].is_gated = True
         reason += ".* 401"
+    elif what == "odd":
+        monkeypatch.setattr("huggingface_hub.HfApi.list_repo_tree", lambda *_, **__: 3)
+        reason = r"can't read \(TypeError\)"
+    elif what == "slow":
+        monkeypatch.setattr(hub_base, "_DESCRIBING_MAX_S", 0.0)
+        reason = "too slow"
     elif what == "too much":
         monkeypatch.setattr(hub_base, "_DESCRIBED_MAX_BYTES", 100)
         reason = "are no model's"
@@ -161,6 +167,7 @@ async def test_members_are_asked_for_what_the_hub_does_not_give(
     assert note["event"] == "base.hub_failed"
     assert re.search(reason, note["reason"]), note
     assert TOKEN not in str(note)
+    assert not [*state.rglob("*.safetensors")]
     assert host.source.find(MODEL, 1) is None
 
 
