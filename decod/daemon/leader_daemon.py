@@ -395,7 +395,8 @@ class _Leading:
             self._tell_resume()
         elif self._kept is not None:
             folder = shlex.quote(str(self._keep_dir))
-            self._say(f'next: decod generate --model {folder} "Once upon a time"')
+            base = "" if self._base is None else f" --base {shlex.quote(self._base)}"
+            self._say(f'next: decod generate --model {folder}{base} "Once upon a time"')
         if error is not None and stop.reason is StopReason.FINISHED:
             raise error if lost is None else not_kept(told, lost, last)
 
