@@ -28,7 +28,8 @@ from decod.net.net_limits import LIMITS
 from decod.run.model_config import ModelConfig
 from decod.tasks import in_thread
 from decod.texts import why_of
-from decod.train.checkpoint.base import ArrivingPart, BaseSource, unkept
+from decod.train.checkpoint.base import ArrivingPart, BaseSource
+from decod.train.checkpoint.initial_state import InitialState
 
 SECOND_COPY = "consolidated"
 """The beginning of the names of weights that some models hold once more, in another format."""
@@ -52,7 +53,7 @@ class _AbandonedError(Exception):
 
 
 class HubBase:
-    """The parts of a model on the Hub. All methods take as long as the network does.
+    """The parts of a model on the Hub. Once it fails, it is not asked again.
 
     Args:
         name: ORG/NAME.
@@ -86,19 +87,19 @@ class HubBase:
             fetch: Fetches it from members.
             note: Takes the name of an event, and its fields as keywords.
         """
-        gives = True
 
         async def fetch_first(sha256: str, donors: Sequence[NodeId], sink: ArrivingPart) -> None:
-            nonlocal gives
-            if gives:
+            if not self._abandoned.is_set():
                 try:
-                    await self._fetch_in_time(sha256, sink)
+                    found = await self._fetch_in_time(sha256)
+                    # Not before: nobody else may write there while it is copied.
+                    await in_thread(lambda: sink.take_in(found))
+                    await in_thread(self._empty)
                 except asyncio.CancelledError:
                     self._abandoned.set()
                     raise
                 except Exception as error:  # noqa: BLE001 - whatever the Hub says, members have it.
                     self._abandoned.set()
-                    gives = False
                     note("base.hub_failed", reason=_reason(error))
                     await in_thread(self._remove)
                 else:
@@ -107,8 +108,8 @@ class HubBase:
 
         return fetch_first
 
-    async def _fetch_in_time(self, sha256: str, arriving: ArrivingPart) -> None:
-        """Fetch a part. A Hub that hangs or drips raises TimeoutError."""
+    async def _fetch_in_time(self, sha256: str) -> InitialState:
+        """Return a part. A Hub that hangs or drips raises TimeoutError."""
         if not self._places:
             await asyncio.wait_for(in_thread(self._describe), _DESCRIBING_MAX_S)
         part = self._source.hashes.index(sha256)
@@ -116,32 +117,28 @@ class HubBase:
         # Files may hold wider numbers than the run does.
         most_bytes = 8 * sum(map(math.prod, shapes))
         time_max_s = LIMITS.rate_grace_s + most_bytes / LIMITS.rate_min_bytes_per_s
-        await asyncio.wait_for(in_thread(lambda: self._fetch(part, arriving)), time_max_s)
+        return await asyncio.wait_for(in_thread(lambda: self._fetch(part)), time_max_s)
 
-    def _fetch(self, part: int, arriving: ArrivingPart) -> None:
-        """Fetch a part.
+    def _fetch(self, part: int) -> InitialState:
+        """Return a part.
 
         Raises:
-            CheckpointError: The disk can't be written, or a value is not finite.
+            CheckpointError: A value is not finite.
             DataError: The Hub has another model than the run's.
             NetworkError: The Hub can't be reached, or refuses.
+            OSError: The disk can't be written, or has no room.
         """
-        try:
-            names = part_shapes(self._model, part)
-            wanted = [place for name in names for place in self._places[name]]
-            if self._source.room is not None:
-                self._source.room.require(sum(place.num_bytes for place in wanted))
-            for path, start, end in _joined(wanted):
-                with path.open("r+b") as file:
-                    file.seek(start)
-                    for piece in self._pieces(path.name, start, end):
-                        file.write(piece)
-            found = replace(self._source, folder=self._folder).find(self._model, part)
-            assert found is not None
-            arriving.take_in(found)
-            self._empty()
-        except OSError as error:
-            raise unkept(self._folder, why_of(error)) from error
+        wanted = [each for name in part_shapes(self._model, part) for each in self._places[name]]
+        if self._source.room is not None:
+            self._source.room.require(sum(place.num_bytes for place in wanted))
+        for path, start, end in _joined(wanted):
+            with path.open("r+b") as file:
+                file.seek(start)
+                for piece in self._pieces(path.name, start, end):
+                    file.write(piece)
+        found = replace(self._source, folder=self._folder).find(self._model, part)
+        assert found is not None, "a folder has all parts"
+        return found
 
     def _remove(self) -> None:
         self._places = {}
@@ -265,6 +262,8 @@ def _reason(error: Exception) -> str:
         return str(error)
     if isinstance(error, TimeoutError):
         return "the Hub is too slow"
+    if isinstance(error, OSError):
+        return f"this host can't keep it: {why_of(error)}"
     return f"the Hub answers what huggingface_hub can't read ({type(error).__name__})"
 
 

@@ -461,7 +461,6 @@ class Passes:
         entry_BTD = codec.received(activation, "activation to audit")
         back_BTD = codec.received(gradient, "gradient to audit")
         places_BT = codec.places(activation, "activation to audit")
-        places = [None] * len(entry_BTD) if places_BT is None else torch.split(places_BT, num_rows)
         outputs = list[Tensor]()
         back_again = list[Tensor]()
         apart_P: Tensor | None = None
@@ -469,9 +468,11 @@ class Passes:
         # that is spread replay every row together. The gradients are those of the first alone.
         if not counts:
             back_BTD = torch.zeros_like(back_BTD)
-        pieces = (torch.split(each, num_rows) for each in (entry_BTD, back_BTD))
-        for entry, back, of_rows in zip(*pieces, places, strict=False):
-            *made, piece_P = self._gradient.apart(entry.requires_grad_(), back, of_rows)
+        for first in range(0, len(entry_BTD), num_rows):
+            rows = slice(first, first + num_rows)
+            entry = entry_BTD[rows].requires_grad_()
+            places = None if places_BT is None else places_BT[rows]
+            *made, piece_P = self._gradient.apart(entry, back_BTD[rows], places)
             outputs.append(made[0])
             back_again.append(made[1])
             apart_P = piece_P if apart_P is None else apart_P.add_(piece_P)

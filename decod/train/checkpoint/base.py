@@ -189,7 +189,7 @@ class ArrivingPart(QuietSink):
             self._file = PieceFile(os.open(self._folder / _BLOB, flags, 0o644))
             self._file.resize(size_bytes)
         except OSError as error:
-            raise unkept(self._folder, why_of(error)) from error
+            raise _unkept(self._folder, why_of(error)) from error
         entries = self._description.entries
         return StateInFile(self._file, entries, [entry.offset for entry in entries])
 
@@ -219,7 +219,7 @@ class ArrivingPart(QuietSink):
         try:
             replace_durably(self._folder / _DESCRIPTION, self._description.text.encode())
         except OSError as error:
-            raise unkept(self._folder, why_of(error)) from error
+            raise _unkept(self._folder, why_of(error)) from error
 
     def close(self) -> None:
         """Close the file, once nobody writes into it."""
@@ -227,8 +227,7 @@ class ArrivingPart(QuietSink):
             self._file.close()
 
 
-def unkept(folder: Path, reason: str) -> CheckpointError:
-    """Return the error for weights that the disk does not take."""
+def _unkept(folder: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         f"weights that the run does not train can't be kept in {folder}",
         why=reason,
