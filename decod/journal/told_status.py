@@ -40,11 +40,6 @@ _BY = {
 }
 
 
-def slow_names(status: Mapping[str, Any] | None) -> list[str]:
-    """Return the names of the members that hold the run up, the worst first."""
-    return [_name(one) for one in sequence_in(status, "slow")]
-
-
 def slow_texts(status: Mapping[str, Any] | None) -> list[str]:
     """Return a text on each member that holds the run up, the worst first."""
     texts = []

@@ -11,7 +11,7 @@ from bench.subject import Sample
 from decod.compression.plan import Method
 from decod.run.adapter_config import AdapterConfig, AdapterKind
 from decod.run.model_config import ModelConfig, StagesConfig
-from decod.run.protocol_config import ProtocolConfig
+from decod.run.protocol_config import NO_AUDITS, ProtocolConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     ActivationCompression,
@@ -68,8 +68,14 @@ def home_run(num_microbatches: int, every: int, rank: int, num_iterations: int) 
 def adapter_run(num_microbatches: int, num_iterations: int) -> RunConfig:
     """Return the same run with an adapter, whose gradients are averaged in every iteration."""
     run = home_run(num_microbatches, 1, 1, num_iterations)
-    lora = AdapterConfig(kind=AdapterKind.LORA)
-    return replace(run, name=f"adapter-{num_microbatches}", adapter=lora, sync=SyncConfig())
+    return replace(
+        run,
+        name=f"adapter-{num_microbatches}",
+        adapter=AdapterConfig(kind=AdapterKind.LORA),
+        sync=SyncConfig(),
+        # Relays are new in so short a run. Their audits would take a quarter of it on both nets.
+        audits=NO_AUDITS,
+    )
 
 
 def dilocox(every: int, rank: int) -> SyncConfig:

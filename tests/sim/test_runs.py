@@ -350,7 +350,7 @@ def test_a_flipped_bit_is_healed_from_the_other_members(victim: str, num_members
         num_relays=2 * num_members,
         protocol=ProtocolConfig(min_nodes_per_stage=num_members),
     )
-    for at_s in (6.0, 8.0, 10.0):
+    for at_s in (6.0, 8.0, 11.0):
         fault = HostFault(FaultKind.FLIP, victim, at_s=at_s)
         result = run_scenario(replace(scenario, faults=(fault,)))
         assert result.num_iterations == scenario.num_iterations

@@ -97,14 +97,28 @@ class WaitingMicrobatches:
         self._follow_s = None
         return True
 
-    def start(self, under_way: Collection[HeldMicrobatch]) -> list[HeldMicrobatch]:
-        """Take those that can start now, on flows whose first hop is ready, the cheapest free one
-        first.
+    def start(
+        self, under_way: Collection[HeldMicrobatch], done: Collection[HeldMicrobatch]
+    ) -> list[HeldMicrobatch]:
+        """Take those that can start now, on flows whose first hop is ready.
+
+        Only as many start as keep the device busy, so a flow is chosen when it is known which
+        relays have little to do. Each flow is used once. They take turns so that each relay gets
+        its part evenly over time: in the order of their costs, all over one relay might come before
+        those over its neighbour.
 
         Once all flows are ready, or should have been found, those for which none is free follow the
         others, on the flow that would be done with them first, as many as this node can hold: a
         relay that is full makes them wait, and has the next one at hand as soon as there is room.
+
+        Args:
+            under_way: This node's microbatches that have not come home.
+            done: Those that have, in this iteration.
         """
+        num_entering = sum(not held.passed_on for held in under_way)
+        room = min(self._context.member.capacity - len(under_way), _ENTERING_MAX - num_entering)
+        if room <= 0 or not self.queue:
+            return []
         flows = self._flows()
         ready = {
             flow_id: granted
@@ -114,17 +128,29 @@ class WaitingMicrobatches:
         final = flows.carried or (flows.final and len(ready) == len(flows.forwarding))
         follows = self._follow_s is None or final
         loads = Counter(held.flow_id for held in under_way)
+        used = {*loads, *(held.flow_id for held in done)}
+        num_at = Counter(relay for held in under_way for relay in held.path)
+        num_flows = Counter(relay for flow in flows.forwarding.values() for relay in flow.path)
+
+        def place(granted: Granted) -> tuple[bool, bool, float, float, FlowId]:
+            """Return what orders flows: new ones first, then free ones."""
+            num, was_used = loads[granted.flow_id], granted.flow_id in used
+            parts = () if was_used else ((num_at[k] + 1) / num_flows[k] for k in granted.path)
+            cost_s = (num + 1) * granted.cost_s
+            return num > 0, was_used, max(parts, default=0.0), cost_s, granted.flow_id
+
         started: list[HeldMicrobatch] = []
-        while ready and self.queue and loads.total() < self._context.member.capacity:
-            flow_id = min(ready, key=lambda k: _queue_cost(ready[k], loads[k]))
-            if loads[flow_id] and not follows:
+        while ready and self.queue and len(started) < room:
+            flow = min(ready.values(), key=place)
+            if loads[flow.flow_id] and not follows:
                 break
-            loads[flow_id] += 1
+            loads[flow.flow_id] += 1
+            used.add(flow.flow_id)
+            num_at.update(flow.path)
             microbatch = self.queue.popleft()
-            granted = ready[flow_id]
             started.append(
                 HeldMicrobatch(
-                    microbatch, flow_id, granted.path, granted.path_version, stage_index=0
+                    microbatch, flow.flow_id, flow.path, flow.path_version, stage_index=0
                 )
             )
         return started
@@ -147,10 +173,11 @@ class WaitingMicrobatches:
                 self.can_take.add(path[0])
 
 
-def _queue_cost(granted: Granted, num: int) -> tuple[bool, float, FlowId]:
-    """Return what orders flows that `num` microbatches are under way on: free ones first."""
-    return num > 0, (num + 1) * granted.cost_s, granted.flow_id
-
+_ENTERING_MAX = 2
+"""Microbatches whose tokens are on their way through this node's first blocks: as many as the
+compute process holds."""
+_AT_HAND = 2
+"""Microbatches that a relay needs from a data node: one that it computes, and one that travels."""
 
 _NEW_PER_AGAIN = 2
 """An iteration has at least so many new microbatches for each that is trained on again."""
@@ -267,15 +294,34 @@ class DataMicrobatches(Microbatches):
                 self.can_take(sender)
             case Mended():
                 self.mended(sender, message)
+            case Complete():
+                super().received(now_s, sender, message)
+                self._feed()
             case _:
                 super().received(now_s, sender, message)
 
     @override
     def inject(self) -> None:
         """Start the waiting microbatches that find a flow."""
-        for held in self._waiting.start(self.held.values()):
+        for held in self._waiting.start(self.held.values(), self.done.values()):
             self.held[held.microbatch] = held
             self._context.compute.submit(Embed(held.microbatch), self)
+        self._feed()
+
+    def _feed(self) -> None:
+        """Embed at once what a relay with little at hand waits for.
+
+        Otherwise a data node with much to do would finish what comes home first, and start the last
+        microbatches when nothing is left to do beside them.
+        """
+        entering = [held for held in self.held.values() if not held.passed_on]
+        if not entering:
+            return
+        ahead = [held for held in self.held.values() if held.phase is Phase.SENT]
+        num_at_hand = Counter(held.downstream for held in (*entering, *ahead))
+        for held in entering:
+            if num_at_hand[held.downstream] <= _AT_HAND:
+                self._context.compute.hasten(Embed(held.microbatch))
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
         """A pass has been computed."""
@@ -295,6 +341,7 @@ class DataMicrobatches(Microbatches):
         held = self.held[microbatch]
         self._waits.sent(now_s, held)
         self._sent.send_forward(held, output)
+        self.inject()
 
     def activation(self, sender: NodeId, message: ForwardActivation, tensor: Tensor) -> None:
         """The last relay's output has come home: compute the loss."""

@@ -80,11 +80,6 @@ class PaperHeuristic:
         ]
         self._levels = self._cluster()
 
-    @property
-    def num_stages_max(self) -> int:
-        """Most stages that a draft can have."""
-        return len(self._levels)
-
     def draft(self, num_stages: int | None = None) -> Draft | None:
         """Return the layout of a level, by default of the one that equation (2) selects."""
         if num_stages is None:
