@@ -18,7 +18,7 @@ from decod.model.hf_folder import model_weights
 from decod.model.stage import TORCH_DTYPES, empty_model
 from decod.run.training_config import BatchConfig
 from decod.train.model_folder import judge_folder
-from decod.train.passes import begun_places, read_tokens
+from decod.train.token_source import begun_places, read_tokens
 
 _ROWS = 4
 """Sequences at a time."""

@@ -36,7 +36,7 @@ from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout, SharedState
 from decod.train.optimizers import clip_factor, learning_rate
-from decod.train.passes import Passes, TokenSource
+from decod.train.passes import Passes
 from decod.train.ranks import NO_RANKS, OtherRanks, make_shards, no_stage_built
 from decod.train.reduction import (
     check_weights_total,
@@ -53,6 +53,7 @@ from decod.train.start import (
     loaded_state,
     mixed_weights,
 )
+from decod.train.token_source import TokenSource
 from decod.train.update_rule import (
     Averaged,
     DelayedStep,

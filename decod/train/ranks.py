@@ -22,8 +22,9 @@ from decod.model.stage import Stage
 from decod.train.executor_config import ExecutorConfig
 from decod.train.gradient_sum import GradientSum
 from decod.train.layout import Layout
-from decod.train.passes import Passes, TokenSource
+from decod.train.passes import Passes
 from decod.train.start import frozen_weights
+from decod.train.token_source import TokenSource
 
 if TYPE_CHECKING:
     from decod.train.weight_shards import Shards

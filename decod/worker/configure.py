@@ -21,9 +21,9 @@ from decod.train.checkpoint.base import BaseSource, split_hashes
 from decod.train.checkpoint.shared import parse_folder
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig, Rows, rows_of_devices
-from decod.train.passes import TokenSource
 from decod.train.ranks import Mirror
 from decod.train.start import CheckpointSource
+from decod.train.token_source import TokenSource
 from decod.worker.device import (
     AUTO,
     CPU,

@@ -35,9 +35,10 @@ from decod.train.checkpoint.description import description_text, entry_json, par
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
 from decod.train.measure import Measurable, measure, synchronize
-from decod.train.passes import Passes, TokenSource, mean_loss
+from decod.train.passes import Passes, mean_loss
 from decod.train.reduction import cut
 from decod.train.standing_out import Sketcher, error_between, means_standing_out
+from decod.train.token_source import TokenSource
 from decod.worker.configure import (
     change_num_threads,
     device_facts,
