@@ -294,11 +294,9 @@ class DataMicrobatches(Microbatches):
                 self.can_take(sender)
             case Mended():
                 self.mended(sender, message)
-            case Complete():
-                super().received(now_s, sender, message)
-                self._feed()
             case _:
                 super().received(now_s, sender, message)
+                self._feed()  # It may have been a COMPLETE.
 
     @override
     def inject(self) -> None:

@@ -53,7 +53,7 @@ def queue(store: TensorStore, out: EffectSink[Effect]) -> ComputeQueue:
     return ComputeQueue(store, out)
 
 
-STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "reset"]
+STEPS = ["submit forward", "submit backward", "submit load", "end", "fail", "reset", "hasten"]
 
 
 @given(st.lists(st.sampled_from(STEPS), max_size=60))
@@ -84,6 +84,8 @@ def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
         elif step == "reset":
             queue.reset()
             note()
+        elif step == "hasten":
+            queue.hasten(jobs.Forward(mb(0)))
         elif running:
             start = running.pop(0)
             if step == "fail":
@@ -99,3 +101,21 @@ def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
     assert queue.idle
     assert len(store) == 0
     assert sorted(freed_all) == list(range(1, next_tensor))
+
+
+def test_what_others_wait_for_goes_before_backward_and_that_before_forward(
+    queue: ComputeQueue, out: EffectSink[Effect], owner: Owner, store: TensorStore
+) -> None:
+    first, second = jobs.Embed(mb(0)), jobs.Embed(mb(1))
+    backward, late, hastened = jobs.EmbedBackward(mb(2)), jobs.Embed(mb(3)), jobs.Embed(mb(4))
+    head = jobs.Head(mb(5))
+    for job in (first, second, backward, late, hastened, head):
+        queue.submit(job, owner)
+    queue.hasten(hastened)
+    queue.hasten(first)  # It has been given to the device already.
+    started: list[jobs.Job] = []
+    while starts := [effect for effect in out.taken() if isinstance(effect, StartJob)]:
+        for start in starts:
+            started.append(start.job)
+            queue.finished(0.0, done(start.job_id))
+    assert started == [first, second, head, hastened, backward, late]
