@@ -1,8 +1,8 @@
 """The order in which this host's device works: backward before forward, never idle, never flooded.
 
 The compute process runs jobs one after another. The queue keeps it two jobs deep, so that the next
-one is there when the last ends, and decides as late as possible which that is: first work that
-other nodes wait for, then work that frees memory (backward), then work that fills it.
+one is there when the last ends, and decides as late as possible which that is: work that frees
+memory (backward) goes before work that fills it, unless others have little to do without it.
 
 The result of a job goes to the machine that submitted it. A reset makes everything stale that was
 given before it: results of stale jobs are dropped and their outputs freed, so no owner ever sees an
@@ -241,12 +241,12 @@ class ComputeQueue:
         return False
 
     def hasten(self, job: Job) -> None:
-        """Run a forward pass before other passes, if it waits."""
+        """Run a forward pass before all others, if it waits: other nodes need its output."""
         queue = self._waiting[Turn.FORWARD]
         entry = next((entry for entry in queue if entry.job == job), None)
         if entry is not None:
             queue.remove(entry)
-            self._waiting[Turn.NEXT].append(entry)
+            self._waiting[Turn.BACKWARD].appendleft(entry)
 
     def reset(self) -> None:
         """Abandon the iteration: forget what waits, make stale what runs, then clear the device."""

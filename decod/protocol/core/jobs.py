@@ -30,8 +30,6 @@ class Turn(Enum):
 
     ORDERED = "ordered"
     """Before all others, in the order of submission."""
-    NEXT = "next"
-    """Before all other passes: other nodes have too little to do without its output."""
     BACKWARD = "backward"
     """A backward pass frees memory: it comes before forward passes, so that a node drains before it
     fills."""
@@ -221,7 +219,7 @@ class Forward(Pass):
 class Head(Pass):
     """Stage 0: loss of the last activation (input 0), and its gradient (output 0)."""
 
-    turn = Turn.NEXT
+    turn = Turn.BACKWARD
     result = Loss
 
 

@@ -103,9 +103,9 @@ class WaitingMicrobatches:
         """Take those that can start now, on flows whose first hop is ready.
 
         Only as many start as keep the device busy, so a flow is chosen when it is known which
-        relays have little to do. Each flow is used once. They take turns so that each relay gets
-        its part evenly over time: in the order of their costs, all over one relay might come before
-        those over its neighbour.
+        relays have little to do. Each flow is used once. Flows take turns, so that each relay gets
+        its part evenly over time. In the order of their costs, one relay might get its whole part
+        before its neighbour gets anything.
 
         Once all flows are ready, or should have been found, those for which none is free follow the
         others, on the flow that would be done with them first, as many as this node can hold: a
