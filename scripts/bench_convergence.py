@@ -86,7 +86,9 @@ class Training:
                 sys.exit(f"{self._result} has other settings; give another --cache, or remove it")
             if self._facts["finished"]:
                 return self._facts
-        replicas = Replicas(self._run, self._dataset, self._method.delay or None)
+        method = self._method
+        delay = method.delay or None
+        replicas = Replicas(self._run, self._dataset, delay, goes_back=method.goes_back)
         self._facts = {
             "method": self._method.name,
             "delay": self._method.delay,
@@ -115,7 +117,7 @@ class Training:
             if now % report_every == 0 or now == last:
                 held_out[str(now)] = replicas.held_out_loss(self._scale.num_held_out)
             self._facts["seconds"] = time.monotonic() - start_s
-            if replicas.anchor == now and now - kept >= CHECKPOINT_ITERATIONS:
+            if replicas.phase_end == now and now - kept >= CHECKPOINT_ITERATIONS:
                 replicas.save(self._checkpoint, json.dumps(self._facts))
                 kept = now
         self._facts["finished"] = True

@@ -238,6 +238,8 @@ def _sync_line(sync: Mapping[str, Any]) -> Text:
     if sync.get("travel_s") and sync.get("budget_s"):
         taken, budget = (number_text(sync.get(name), ".0f") for name in ("travel_s", "budget_s"))
         line += f": {taken} s of {budget} s"
+    if sync.get("delay"):
+        line += f"; an average counts {text_in(sync, 'delay')} iterations later"
     if sync.get("num_lost"):
         line += f"; lost with members: {text_in(sync, 'num_lost')} microbatches"
     return Text(line)

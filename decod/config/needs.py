@@ -24,6 +24,8 @@ _GATHERED = 3
 """Whole weights of a block while it computes: its own, those of the next, and as they came."""
 _OUTER = 2
 """With DiLoCo: the weights after the last outer step, and the momentum."""
+_TRAVELLING = 2
+"""While an average travels: the weights with which the local phase began, and what is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def stage_needs(
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
     num_stepped = 1 + len(run.optimizer.name.moments)
     num_held = 2 * num_stepped + _GRADIENT + (_OUTER if sync.steps_locally else 0)
+    num_held += _TRAVELLING if sync.overlap else 0
     blocks = stage_blocks(model, run.stages)[stage_index]
     batch = run.batch
     is_first = stage_index == 0

@@ -119,10 +119,9 @@ class LeaderFacts:
     def learns_apart(self) -> bool:
         """Whether members have learnt something that is lost if the run ends now."""
         leader = self._leader
-        anchor = self._leader.sync.anchor.number
         under_way = leader.state in UNDER_WAY and not self.lacking
-        travels = leader.run.sync.overlap and anchor > leader.start_iteration
-        return under_way and (travels or self.committed > anchor)
+        travels = leader.sync.travelling is not None
+        return under_way and (travels or self.committed > self.anchor)
 
     @property
     def ending_stages(self) -> Sequence[int]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from decod.errors import ConfigError
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 """Grows when members of two releases can no longer train together."""
 
 

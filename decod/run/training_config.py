@@ -306,11 +306,8 @@ class SyncConfig:
     """Parts of each stage's parameters that are averaged in turn, each once in `every` iterations.
     More spread the traffic evenly over time, and averages are smaller. At most `every`."""
     overlap: bool = False
-    """Whether an average travels while members train on. It then counts one outer step later
-    (DiLoCoX, arXiv:2506.21263): nobody waits for it, but less is learnt from each token."""
-    eager: bool = False
-    """Whether a member goes on, while an average travels, as if the others had come as far as
-    itself. It then learns more from each token than with `overlap` alone. Needs `overlap`."""
+    """Whether an average travels while members train on. It then counts when all have it: nobody
+    waits, but a little less is learnt from each token, the less the sooner it comes."""
     quorum: float = 1.0
     """Share of a stage's members whose contributions to an average are enough, in (0, 1]. 1.0: all
     are waited for. With less, contributions have half the time until the next outer step. What
@@ -327,9 +324,9 @@ class SyncConfig:
     `adapt`, this is where it starts, and the most."""
     adapt: Adapt = Adapt.OFF
     """What follows from measurements. `off`: nothing. `rank`: rank and `every` follow the effective
-    rank of the averages, which falls as training goes on (DiLoCoX). `links`: format, rank and
-    `every` also follow the links. Averages travel as finely and as often as they arrive in time at
-    the slowest member. Needs `overlap`."""
+    rank of the averages, which falls as training goes on (DiLoCoX). `links`: averages travel in 4
+    bits, and rank and `every` also follow the links. Members average as often as they can while an
+    average takes a fifth of `every` at most. Needs `overlap`."""
     random_ratio: float = 0.1
     """For `cocktail`: share of a matrix's elements that are drawn. In (0, 1]."""
     top_ratio: float = 0.08
@@ -348,7 +345,6 @@ class SyncConfig:
             ("every", self.every == 1 or not gradients, "gradients are averaged in each iteration"),
             ("overlap", not (self.overlap and gradients), "gradients are averaged at once"),
             ("fragments", 1 <= self.fragments <= self.every, "it is from 1 to sync.every"),
-            ("eager", self.overlap or not self.eager, "that needs sync.overlap = true"),
             ("quorum", 0 < self.quorum <= 1, "it is a share of members: above 0, at most 1"),
             ("quorum", self.quorum == 1 or self.overlap, "below 1 needs sync.overlap = true"),
             ("adapt", not (self.adapts and gradients), "each iteration's gradients are averaged"),

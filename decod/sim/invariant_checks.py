@@ -117,6 +117,8 @@ class _Stage:
     """Whose share of the iteration each microbatch is in."""
     contributed: Counter[MicrobatchId] = field(default_factory=Counter)
     """How often each microbatch has been put into the average."""
+    used_at: int = 0
+    """The iteration that has used the average, if it has travelled. 0: none yet."""
 
     @property
     def whole(self) -> bool:
@@ -179,7 +181,9 @@ class ShareChecker:
             wrong = _differing(averaged, stage.contributed, f"the average of stage {index}")
             if wrong:
                 return wrong
-        self._sent[era, index, step.iteration] = stage
+        before = [at for at in self._sent if at[:2] == (era, index) and at[2] < step.iteration]
+        if step.ends_phase:
+            self._sent[era, index, step.iteration] = stage
         if not step.delayed:
             return ""
         what = f"the delayed average of stage {index}"
@@ -189,8 +193,11 @@ class ShareChecker:
         lacking = own - delayed
         if wrong := _odd(lacking, f"{what} lacks"):
             return wrong
-        before = [at for at in self._sent if at[:2] == (era, index) and at[2] < step.iteration]
         sent = self._sent[max(before)] if before else None
+        if sent is not None:
+            sent.used_at = sent.used_at or step.iteration
+            if sent.used_at != step.iteration:
+                return f"{what} was used in iteration {sent.used_at} already"
         known = sent is not None and sent.whole
         return _odd(delayed - sent.contributed, what) if sent and known else ""
 

@@ -74,7 +74,8 @@ class SimulatedStep:
     missed_all: bool = False
     """This node's came too late for each part of it."""
     fragment: int = 0
-    """Of the parameters whose own average the step ends a local phase with."""
+    """Of the parameters whose local phase it ends."""
+    ends_phase: bool = True
 
 
 class _Held(Enum):
@@ -409,11 +410,12 @@ class StageModel:
                 self.proposed,
                 counts=canonical(self.sums),
                 averaged=counts,
-                contributed=contributed,
+                contributed=contributed if job.ends_phase else (),
                 delayed=delayed,
                 sent=self.sending,
                 missed_all=len(job.missed) == len(travelled),
                 fragment=job.spec.fragment,
+                ends_phase=job.ends_phase,
             )
         return JobOutcome(jobs.Proposed(parameter_hash))
 
@@ -450,14 +452,14 @@ class StageModel:
         iteration = job.iteration
         if step is None or step.iteration != iteration:
             raise MisuseError(f"commit of {iteration} when what is proposed is {step}")
-        if step.weights_total < 0:
-            self.iteration = iteration
-        else:
-            self.iteration = self.anchor = iteration
-            self.sending = step.contributed
+        self.iteration = iteration
+        ends_phase = step.weights_total >= 0 and step.ends_phase
+        if step.weights_total >= 0:
+            self.anchor = iteration
+            self.sending = step.contributed if ends_phase else ()
         for fragment, learnt in enumerate(self.learnt, 1):
             learnt.update(self.sums)
-            if step.weights_total >= 0 and step.fragment in (0, fragment):
+            if ends_phase and step.fragment in (0, fragment):
                 learnt.clear()
         self._forget()
         self.parameter_hash = step.parameter_hash

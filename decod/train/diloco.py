@@ -6,12 +6,18 @@ on. A member clips the gradient of its own stage by itself: nobody knows the nor
 a replica, because a microbatch may pass through any member of each stage.
 
 The parameters may be averaged in fragments, in turn (Streaming DiLoCo, arXiv:2501.18512). Only the
-fragment that ends its local phase goes back to the anchor. Where an average arrives that has
-travelled, all others move on by as much as their anchor does, and keep what they have learnt.
+fragment that ends its local phase goes back to the anchor.
 
-While an average travels, a member may begin its next local phase as if the others had come as far
-as itself (`sync.eager`). The average then replaces that guess. Source: Eager updates for overlapped
-communication and computation in DiLoCo (arXiv:2502.12996).
+With overlap, nobody goes back. A member trains on from its own weights while an average travels.
+When the average is used, the member's weights of the end of the phase are replaced by the anchor,
+and what it has learnt since then stays:
+
+    weights += anchor - start          (start: the weights with which its local phase began)
+
+Source: Eager updates for overlapped communication and computation in DiLoCo (arXiv:2502.12996).
+Deviations: an average is used when it has come, and not always one phase late. What replaces the
+member's weights is the anchor after the outer step. The paper has the outer optimizer step from the
+others' last averages and the member's own newest pseudo-gradient, and so guess what will come.
 
 Legend: P parameters of a stage, flat. V those that are averaged: all, or a fragment.
 """
@@ -41,8 +47,8 @@ class DiLoCoState:
     momentum: Tensor
     """The outer optimizer's momentum, common to the stage, (P,). Never changed in place."""
     start: Tensor
-    """Weights with which this member's local phase began, (P,). The anchor, unless it has guessed
-    what travels. Never changed in place."""
+    """Weights with which this member's local phase began, (P,). The anchor, unless an average
+    travels. Never changed in place."""
     num_learnt: tuple[int, ...] = (0,)
     """Microbatches that this member has trained on since each fragment's last average."""
     sending: Tensor | None = None
@@ -111,23 +117,25 @@ class DiLoCo:
     def average(self, old: DiLoCoState, new: DiLoCoState, step: StepInput) -> None:
         """Take the inner step of the iteration, and then the outer step.
 
-        With overlap, the outer step uses the average of one outer step before. The last step of a
-        run uses that, and then its own average.
+        With overlap, the outer step uses the average that has travelled. The last step of a run
+        uses that, and then its own average.
         """
         self.local(old, new, step)
         own = step.own
-        sync = self._sync
-        pseudo_V = _pseudo_gradient(new, own)
-        new.sending = _weighed(pseudo_V, new, own) if sync.overlap else None
-        for averaged in (step.delayed, own):
-            if averaged.mean is not None:
-                self._outer_step(new, averaged.mean, averaged.here)
-                self._move(new, averaged.here)
-        start_V = new.anchor[own.here]
-        if sync.eager and own.mean is None:
-            start_V = start_V - pseudo_V
-        new.inner.weights[own.here] = start_V
-        new.start = _replaced(new.start, own.here, start_V) if sync.eager else new.anchor
+        new.sending = None
+        if step.ends_phase and own.mean is None:
+            new.sending = _weighed(_pseudo_gradient(new, own), new, own)
+        if step.delayed.mean is not None:
+            self._outer_step(new, step.delayed.mean, step.delayed.here)
+            self._move(new, step.delayed.here)
+        if not step.ends_phase:
+            return
+        if own.mean is not None:
+            self._outer_step(new, own.mean, own.here)
+            new.inner.weights[own.here] = new.anchor[own.here]
+            new.start = new.anchor
+        else:
+            new.start = _replaced(new.start, own.here, new.inner.weights[own.here].clone())
         new.num_learnt = tuple(
             0 if own.fragment in (0, fragment) else num
             for fragment, num in enumerate(new.num_learnt, 1)

@@ -94,6 +94,8 @@ class Sources:
     """The parts of it that lack this member's contribution."""
     missed_now: tuple[int, ...] = ()
     """The parts of the iteration's own average that lack it."""
+    ends_phase: bool = True
+    """Whether the iteration ends a local phase. If not, it has no average of its own."""
 
 
 OWN_AVERAGE = Sources()
@@ -461,6 +463,7 @@ class StageExecutor:
             delayed = replace(delayed, mean=exchange.average(ahead_N, built.state.anchor))
             self._will_use(exchange, len(ahead_N), how.missed)
         if own_N or weights_total != 0 or not self.config.run.sync.overlap:
+            assert how.ends_phase, "only an average that has travelled counts amid a phase"
             mean_V = self._mean(iteration, own_N, weights_total, how.spec)
             if share != 1:
                 mean_V.div_(share)
@@ -471,7 +474,8 @@ class StageExecutor:
             self._will_use(self.exchange(how.spec), len(own_N), how.missed_now)
         state = built.state
         new = state.buffers_for(iteration)
-        step = replace(self._step_input(iteration), own=own, delayed=delayed)
+        step = self._step_input(iteration)
+        step = replace(step, own=own, delayed=delayed, ends_phase=how.ends_phase)
         self.rule.average(state.committed, new, step)
         return state.propose(Proposal(iteration, new, averaged=True))
 

@@ -64,7 +64,8 @@ class StepInput:
         iteration: The iteration that the step ends, from 1.
         segments: Cover all P elements.
         own: The iteration's own average.
-        delayed: The average that has travelled since the last step from an average.
+        delayed: The average that has travelled since the last local phase ended.
+        ends_phase: Where members step by themselves: whether the local phase ends.
     """
 
     gradient: Tensor
@@ -73,6 +74,7 @@ class StepInput:
     segments: Sequence[Segment]
     own: Averaged = NO_AVERAGE
     delayed: Averaged = NO_AVERAGE
+    ends_phase: bool = True
 
 
 class UpdateRule(Protocol[StateT]):

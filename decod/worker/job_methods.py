@@ -549,7 +549,8 @@ class JobRunner(PassRunner[StageExecutor]):
         job = request.job
         num_parts = job.num_parts
         num_ahead = job.num_ahead
-        how = Sources(num_ahead, job.spec, job.ahead_spec, job.missed, job.missed_now)
+        specs = (job.spec, job.ahead_spec)
+        how = Sources(num_ahead, *specs, job.missed, job.missed_now, ends_phase=job.ends_phase)
         request.expect(num_ahead + num_parts, 0)
         ahead = executor.exchange(how.ahead_spec, ahead=True)
         parts = self._means(request.inputs[:num_ahead], ahead)

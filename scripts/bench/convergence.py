@@ -132,7 +132,6 @@ class Method:
                 method=SyncMethod.DILOCO,
                 every=self.every,
                 overlap=self.delay > 0,
-                eager=self.delay > 0 and not self.goes_back,
                 compression=self.compression,
                 rank=max(1, scale.model.hidden_size // 6),
                 outer_lr=rates.outer,

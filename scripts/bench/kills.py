@@ -97,7 +97,6 @@ def run_of(way: Way) -> RunConfig:
         method=SyncMethod.DILOCO,
         every=way.every,
         overlap=way.overlap,
-        eager=way.overlap,
         fragments=way.fragments,
         quorum=way.quorum,
         # The rates that docs/slow-links.md advises.

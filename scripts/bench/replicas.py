@@ -17,7 +17,7 @@ from decod.ids import MicrobatchId
 from decod.model.stage import empty_model
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerName
-from decod.train.diloco import DiLoCo, DiLoCoState
+from decod.train.diloco import DiLoCoState
 from decod.train.exchange import Place, Residuals
 from decod.train.executor import Sources, StageExecutor
 from decod.train.executor_config import ExecutorConfig
@@ -31,11 +31,20 @@ class Replicas:
         run: The run. `batch.num_data_nodes` is the number of replicas.
         dataset: The tokens.
         delay: Iterations after which an average that travels counts. None: `sync.every`.
+        goes_back: Whether members go back to the anchor when an average begins to travel.
     """
 
-    def __init__(self, run: RunConfig, dataset: Dataset, delay: int | None = None) -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        dataset: Dataset,
+        delay: int | None = None,
+        *,
+        goes_back: bool = False,
+    ) -> None:
         self._run, self._dataset = run, dataset
         self._delay = run.sync.every if delay is None else delay
+        self._goes_back = goes_back
         config = ExecutorConfig(run=run)
         stages = range(run.stages.num_relay_stages + 1)
         self._chains = [
@@ -47,22 +56,17 @@ class Replicas:
                 executor.build(index)
         self._stages = list(zip(*self._chains, strict=True))
         self._travelling: dict[int, list[Tensor]] = {}
-        """By stage, with overlap: the means of the last outer step."""
-        self.iteration = 0
-        """The last that all have committed."""
-
-    @property
-    def anchor(self) -> int:
-        """The last iteration that ended with an average."""
-        return self._chains[0][0].anchor
+        """By stage, with overlap: the means of the last local phase."""
+        self.iteration = self.phase_end = 0
+        """The last that all have committed, and the last that ended a local phase."""
 
     # Training
 
     def iterate(self) -> float:
         """Train for one iteration. Return the mean loss of its microbatches."""
         iteration = self.iteration + 1
-        # The average of the last outer step begins here, so that a checkpoint never lies in it.
-        if self._run.sync.overlap and self.iteration and self.anchor == self.iteration:
+        # The average of the last local phase begins here, so that a checkpoint never lies in it.
+        if self._run.sync.overlap and self.iteration and self.phase_end == self.iteration:
             for index, members in enumerate(self._stages):
                 self._travelling[index] = self._average(members, self.iteration, ahead=True)
         num_microbatches = self._run.batch.num_microbatches
@@ -71,30 +75,42 @@ class Replicas:
             for replica, chain in enumerate(self._chains)
             for index in range(num_microbatches)
         ]
+        last = iteration == self._run.num_iterations
+        ends_phase = last or iteration - self.phase_end >= self._run.sync.every
         for index, members in enumerate(self._stages):
-            self._step(index, members, iteration)
+            if ends_phase:
+                self._end_phase(index, members, iteration)
+            else:
+                self._step(index, members, iteration)
+            for member in members:
+                member.commit(iteration)
+                if ends_phase and self._goes_back and not last:
+                    _go_back(member)
         self.iteration = iteration
+        self.phase_end = iteration if ends_phase else self.phase_end
         return sum(losses) / len(losses)
 
     def _step(self, index: int, members: Sequence[StageExecutor], iteration: int) -> None:
-        """End an iteration in one stage."""
-        sync, last = self._run.sync, iteration == self._run.num_iterations
-        if iteration - members[0].anchor < sync.every and not last:
-            for member in members:
-                member.step_locally(iteration)
-        else:
-            ahead = self._travelling.pop(index, [])
-            now = self._average(members, iteration) if last or not sync.overlap else []
-            for member in members:
-                means = [*ahead, *now]
-                total = None if now else 0
-                member.propose(iteration, means, weights_total=total, how=Sources(len(ahead)))
+        """Have one stage step amid a local phase."""
+        means = list[Tensor]()
+        if iteration - self.phase_end == self._delay:
+            means = self._travelling.pop(index, [])
         for member in members:
-            member.commit(iteration)
-        arrives = iteration - members[0].anchor == self._delay and not last
-        if arrives and (means := self._travelling.pop(index, [])):
-            for member in members:
-                _arrive(member, means)
+            if means:
+                how = Sources(len(means), ends_phase=False)
+                member.propose(iteration, means, weights_total=0, how=how)
+            else:
+                member.step_locally(iteration)
+
+    def _end_phase(self, index: int, members: Sequence[StageExecutor], iteration: int) -> None:
+        """Have one stage step, and end its local phase."""
+        at_once = iteration == self._run.num_iterations or not self._run.sync.overlap
+        ahead = self._travelling.pop(index, [])
+        now = self._average(members, iteration) if at_once else []
+        for member in members:
+            means = [*ahead, *now]
+            total = None if now else 0
+            member.propose(iteration, means, weights_total=total, how=Sources(len(ahead)))
 
     def _average(
         self, members: Sequence[StageExecutor], iteration: int, *, ahead: bool = False
@@ -102,7 +118,7 @@ class Replicas:
         """Return the means of an average, of all phases. Each member reduces one part."""
         num_parts = len(members)
         # Only the last interval of a run may be shorter, and its average does not travel.
-        before = iteration - self._run.sync.every if ahead else members[0].anchor
+        before = iteration - self._run.sync.every if ahead else self.phase_end
         weight = (iteration - before) * self._run.batch.num_microbatches
         exchanges = [member.exchange(ahead=ahead) for member in members]
         parts = [member.gather(num_parts, iteration, ahead=ahead) for member in members]
@@ -161,8 +177,8 @@ class Replicas:
     # Checkpoints
 
     def save(self, path: Path, text: str) -> None:
-        """Write everything that the members hold, and a text. Only right after an average."""
-        assert self.anchor == self.iteration, "members hold gradients of an average"
+        """Write everything that the members hold, and a text. Only at the end of a phase."""
+        assert self.phase_end == self.iteration, "members hold gradients of an average"
         tensors = dict[str, Tensor]()
         for name, executor in self._named():
             tensors |= {f"{name}.{key}": value for key, value in _tensors_of(executor).items()}
@@ -180,7 +196,7 @@ class Replicas:
         with safe_open(path, framework="pt") as file:
             facts: dict[str, str] = file.metadata()
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        self.iteration = int(facts["iteration"])
+        self.iteration = self.phase_end = int(facts["iteration"])
         for (name, executor), num_steps in zip(
             self._named(), facts["num_steps"].split(), strict=True
         ):
@@ -212,20 +228,16 @@ def _train(chain: Sequence[StageExecutor], mb: MicrobatchId) -> float:
     return loss
 
 
-# What follows reaches into the executors: in a run, averages count at the end of a local phase, and
-# nobody keeps a member's own weights and residuals.
+# What follows reaches into the executors: in a run nobody goes back to an anchor while an average
+# travels, and nobody keeps a member's own weights and residuals.
 
 
-def _arrive(executor: StageExecutor, means: Sequence[Tensor]) -> None:
-    """Let an average count between two others. A member goes on from its own weights, moved."""
-    state, rule = executor._built.state, executor.rule
-    assert isinstance(rule, DiLoCo)
-    assert isinstance(state.committed, DiLoCoState)
-    exchange = executor.exchange(ahead=True)
-    rule._outer_step(state.committed, exchange.average(means, state.anchor), slice(None))
-    rule._move(state.committed, slice(None))
-    exchange.used((), len(means) // executor.config.run.sync.num_phases)
-    state.hash = rule.hash(state.layout, state.committed)
+def _go_back(executor: StageExecutor) -> None:
+    """Let a member begin its local phase with the anchor (DiLoCoX)."""
+    state = executor._built.state.committed
+    assert isinstance(state, DiLoCoState)
+    state.inner.weights.copy_(state.anchor)
+    state.start = state.anchor
 
 
 _MOMENTS = OptimizerName.ADAMW.moments

@@ -11,7 +11,7 @@ import pytest
 
 from decod.ids import MicrobatchId
 from decod.protocol.averaging.averager import Weight
-from decod.protocol.core.jobs import AverageKind, Gather, Job
+from decod.protocol.core.jobs import AverageKind, Gather, Job, Propose
 from decod.protocol.core.messages import Report
 from decod.protocol.strategy.data_share import Learners
 from decod.protocol.strategy.step import LocalSteps, weight_of
@@ -48,24 +48,23 @@ def test_a_newcomer_enters_between_two_averages() -> None:
     assert not result.record.of("replay.failed")
 
 
-def test_an_average_that_travels_counts_one_outer_step_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It holds what was learnt before the last outer step, and the last step misses nothing. No
-    average begins behind that.
+def test_an_average_that_travels_counts_when_all_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is there one iteration later, which the leader hears with the votes. The last step misses
+    nothing, and no average begins behind that.
     """
-    simulation, begun = (
-        Simulation(replace(RUN, sync=replace(RUN.sync, overlap=True))),
-        set[int](),
-    )
+    simulation = Simulation(replace(RUN, sync=replace(RUN.sync, overlap=True)))
+    begun, arrived = set[int](), set[int]()
 
     def computed(host: SimHost, job: Job, duration_s: float) -> None:
         if isinstance(job, Gather) and job.kind is AverageKind.AHEAD:
             begun.add(job.iteration)
+        if isinstance(job, Propose) and not job.ends_phase:
+            arrived.add(job.iteration)
 
     monkeypatch.setattr(simulation.checker, "computed", computed)
     result = simulation.run()
     assert begun == {4, 8, 12}
+    assert arrived == {6, 10}
     assert result.num_iterations == 14
     assert not result.record.of("average.dropped")
 
@@ -128,8 +127,7 @@ def test_nothing_is_lost_with_those_who_leave_one_after_another() -> None:
     assert not record.of("average.dropped")
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("at_s", [20.0, 33.2])
+@pytest.mark.parametrize(("overlap", "at_s"), [(0, 20.0), (0, 33.2), (1, 20.0), (1, 34.0)])
 def test_what_a_lost_relay_had_learnt_from_is_trained_on_again(overlap: int, at_s: float) -> None:
     """Once, beside later batches, and nothing else is."""
     fault = HostFault(FaultKind.KILL, "relay1", at_s=at_s)

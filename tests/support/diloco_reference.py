@@ -66,7 +66,6 @@ class Reference:
         seed: Of the initial weights.
         adapter: What is trained, if it is not the whole model.
         base: The weights that are not trained, by name.
-        delay: Iterations after which an average counts that travels. None: at the next one.
     """
 
     def __init__(
@@ -79,10 +78,8 @@ class Reference:
         seed: int,
         adapter: AdapterConfig = NO_ADAPTER,
         base: Mapping[str, Tensor] | None = None,
-        delay: int | None = None,
     ) -> None:
         self._adapter, self._base = adapter, base or {}
-        self._delay = delay
         self._model, self._optimizer, self._sync, self._seed = model, optimizer, sync, seed
         self._module = empty_model(model)
         by_name = self._module.parameters_by_name()
@@ -129,11 +126,17 @@ class Reference:
         self.stages[stage].replicas.append(replica)
 
     def iterate(
-        self, iteration: int, batch: Sequence[tuple[np.ndarray, Path]], *, last: bool = False
+        self,
+        iteration: int,
+        batch: Sequence[tuple[np.ndarray, Path]],
+        *,
+        arrival: bool = False,
+        last: bool = False,
     ) -> None:
         """Train on the microbatches of an iteration, each along its path.
 
-        The last iteration of a run uses all that has been averaged.
+        An arrival uses the average that has travelled. So does the end of a local phase, if it is
+        not used yet. The last iteration of a run uses all that has been averaged.
         """
         for tokens, path in batch:
             met = [self.replicas[node] for node in path]
@@ -155,8 +158,9 @@ class Reference:
             for stage in filter(lambda each: each.anchor, self.stages):
                 here = stage.fragments[(number - 1) % self._sync.fragments]
                 self._outer_step(stage, [*stage.anchor] if last else here, last=last)
-        elif rest == self._delay:
+        elif arrival:
             for stage in filter(lambda each: each.anchor, self.stages):
+                assert stage.delayed is not None, "it was used already"
                 self._use(stage, stage.delayed)
                 stage.delayed = None
 
@@ -226,7 +230,7 @@ class Reference:
         ):
             replica.num_learnt[name] = 0
             replica.start[name].copy_(stage.anchor[name])
-            if self._sync.eager and not last:
+            if self._sync.overlap and not last:
                 replica.start[name] -= guess[name]
             replica.weights[name].copy_(replica.start[name])
 

@@ -92,7 +92,12 @@ class TorchDevice:
                     gradient_norm=job.gradient_norm,
                     share=job.share(executor.config.run.batch.tokens_per_microbatch),
                     how=Sources(
-                        job.num_ahead, job.spec, job.ahead_spec, job.missed, job.missed_now
+                        job.num_ahead,
+                        job.spec,
+                        job.ahead_spec,
+                        job.missed,
+                        job.missed_now,
+                        ends_phase=job.ends_phase,
                     ),
                 )
                 return jobs.Proposed(

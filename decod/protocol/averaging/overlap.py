@@ -1,34 +1,35 @@
 """An average that travels while its members train on.
 
-    NONE -> TRAVELLING -> HERE  (used by the next outer step)
+    NONE -> TRAVELLING -> HERE -> USED, by the outer step of the arrival
                  `------> DROPPED, in all of the stage
 
-When an outer step is final, each member's contribution to the next average stands on its device.
-The members average these contributions while they train. They use the result in the next outer
-step, which waits for it if it must.
+When a local phase has ended, each member's contribution to its average stands on its device. The
+members average these contributions while they train on. They use the result in the arrival: the
+first iteration that begins when all members of all stages have it. If there is none before the next
+local phase ends, that iteration's outer step uses it, and waits for it if it must.
 
-Who takes part follows from the view: the members that were there when the step was taken. Newcomers
+Who takes part follows from the view: the members that were there when the phase ended. Newcomers
 get the average too. If a member is lost, the others average anew without it: their contributions
-are kept until the next outer step is final. The same holds if another leader has been elected, or
-if the outer step is repeated, because messages may have been lost then. An average whose parts
-can't all be had is dropped by all. That costs what was learnt in one outer step, never a fork.
+are kept until the average is used. The same holds if another leader has been elected, or if the
+end of a phase is repeated, because messages may have been lost then. An average whose parts can't
+all be had is dropped by all. That costs what was learnt in one phase, never a fork.
 
 Members say in their votes whether the average is here. Once all of a stage have it, the leader says
 so in its openings, and they keep it whoever is lost. A newcomer ends that: it may need parts of
 somebody who is lost.
 
-If a quorum is enough, contributions have a grace window. It is the first half of the time until the
-next outer step (the first quarter, and the third, if there are two phases): means take as long to
-travel as contributions. So the window costs nobody anything. What comes later counts in the next
-average.
+If a quorum is enough, contributions have a grace window. It is the first half of the next local
+phase (the first quarter, and the third, if there are two phases): means take as long to travel as
+contributions. So the window costs nobody anything. What comes later counts in the next average.
 
 Members say in their votes how fast they send. A member that sends much more slowly than the others
 reduces fewer parts. If a quorum is enough, it withholds its contribution while an earlier one is
 still on its way.
 
-Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers. Quorum
-and grace window: Decoupled DiLoCo (arXiv:2604.21428). Deviations: there is no central syncer. The
-owner of each part decides for its part what comes too late.
+Source: DiLoCoX (arXiv:2506.21263), section 2.3, which describes no losses and no newcomers, and
+uses each average one phase late. Quorum and grace window: Decoupled DiLoCo (arXiv:2604.21428).
+Deviations: there is no central syncer. The owner of each part decides for its part what comes too
+late.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ _NOTHING = Weight(0, 0)
 
 
 class Overlap:
-    """One member's part in the average of the last outer step.
+    """One member's part in the average of the last local phase.
 
     Args:
         context: The node's.
@@ -81,8 +82,8 @@ class Overlap:
         """Of this node's contribution: what has arrived, and how long that took together."""
         self._rate: float | None = None
         self._outgoing: dict[TensorId, tuple[Iteration, NodeId]] = {}
-        """Contributions to the last outer step and to earlier ones that are still on their way, of
-        averages that have ended: outer step and receiver."""
+        """Contributions of the last local phase and of earlier ones that are still on their way, of
+        averages that have ended: end of the phase, and receiver."""
         self.missed: tuple[int, ...] = ()
         """Parts of the average that lack this node's contribution, once it is here."""
         self.num_late = 0
@@ -114,7 +115,7 @@ class Overlap:
     # --- steps and openings -------------------------------------------------------------------
 
     def stepped(self, own: Weight, iteration: int) -> None:
-        """The outer step of an iteration is final. To the next, this node contributes `own`."""
+        """A local phase has ended with an iteration. To its average this node contributes `own`."""
         self._own = own
         self._own_of = iteration
 
@@ -164,15 +165,10 @@ class Overlap:
         return tuple(m.node_id for m in roster if m.node_id not in old)
 
     def _key(self) -> AveragingId | None:
-        """Return the name of the average, the same at all members. None: there is none.
-
-        Attempt 0 stands for a state that a run starts from, or goes back to: nobody has learnt
-        anything behind it.
-        """
+        """Return the name of the average, the same at all members. None: there is none."""
         context = self._context
         contributors = self._contributors
-        last = context.opening.anchor.number == context.run.num_iterations  # Nobody would use it.
-        if not context.opening.anchor.attempt or last:
+        if context.opening.travelling is None:
             return None
         # Who lacks it begins no other average under its name: that says nothing of the roster.
         version = dict(context.opening.travelled).get(context.member.stage_index, 0)
@@ -190,12 +186,14 @@ class Overlap:
         context = self._context
         port = port_of(context)
         roster = self._contributors
+        spec = context.opening.travelling
+        assert spec is not None, "it has a key"
         ratio = context.run.sync.quorum
         averaging = Averaging(
             key,
             roster,
             context.owners(roster),
-            context.opening.travelling,
+            spec,
             overlapped=True,
             quorum=math.ceil(ratio * len(roster)) if ratio < 1 else 0,
         )

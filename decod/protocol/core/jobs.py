@@ -409,6 +409,9 @@ class Propose(BaseJob):
     num_targets: int = 0
     """Tokens of the batch that are learnt, over which the step's gradient is the mean. 0: all its
     positions."""
+    ends_phase: bool = True
+    """Where members step by themselves: whether their local phase ends. If not, only an average
+    counts that has travelled, and what they have learnt since goes into the next."""
 
     def share(self, num_positions: int) -> float:
         """Return which part of the batch's positions have a target.

@@ -327,14 +327,16 @@ class Opening:
     origin: Origin | None = None
     """How the iteration's era began, until the era's first commit; None in the first."""
     averaged: Iteration | None = None
-    """The last committed iteration that ended with an average, if that is not `committed`."""
+    """The last committed iteration that ended a local phase, or with an average that had travelled,
+    if that is not `committed`."""
     due: Ordinal = 0
-    """The iteration that ends with the next average, if that is a later one. Until then each member
-    steps from its own gradients."""
+    """The iteration that ends the local phase, if that is a later one. Until then each member steps
+    from its own gradients."""
     spec: AverageSpec = WHOLE
-    """Of the next average."""
-    travelling: AverageSpec = WHOLE
-    """Of the average that travels while members train on, if one does."""
+    """Of the average that the local phase ends with."""
+    travelling: AverageSpec | None = None
+    """Of the average that travels while members train on. It is of what they had learnt by the
+    anchor. None: none does."""
     slow: SlowShares = ()
     """Members that send slowly, and their shares of averages that begin now. Others have
     `SHARE_FULL`."""
@@ -350,8 +352,16 @@ class Opening:
 
     @property
     def local(self) -> bool:
-        """Whether the iteration ends without an average."""
+        """Whether the local phase goes on behind the iteration: its own average is not made yet."""
         return self.iteration.number < self.due
+
+    @property
+    def arrival(self) -> bool:
+        """Whether the iteration ends with the average that has travelled, amid a local phase.
+
+        It does as soon as all members of all stages have it.
+        """
+        return self.local and len(self.travelled) == len(self.view.rosters)
 
     @property
     def anchor(self) -> Iteration:

@@ -515,6 +515,7 @@ class Leader:
         self.audits.committed(self.view)
         duration_s = self._batch.committed(now_s)
         self.loss = begun.loss_sum / begun.num_committed
+        commit = self.sync.committed(begun, vote, duration_s)
         self._out.note(
             "iteration.committed",
             iteration=str(self.iteration),
@@ -524,13 +525,12 @@ class Leader:
             duration_s=round(duration_s, 6),
             num_deferred=begun.num_deferred,
             **({"num_reread": begun.num_reread} if begun.num_reread else {}),
+            **({"average_delay": commit.delay} if commit.delay else {}),
         )
-        before = self.sync.committed(begun, vote, duration_s)
-        averaged = self.sync.anchor == self.iteration
-        self.recovery.committed(now_s, self.iteration.number, vote.hashes, before=before)
+        self.recovery.committed(now_s, self.iteration.number, vote.hashes, before=commit.before)
         done = 0 < self.run.num_iterations <= self.iteration.number
-        whole = not self.sync.travelling.fragment
-        self.seats.committed(self.view, averaged=averaged, whole=whole, last=done)
+        averaged = commit.before is not None
+        self.seats.committed(self.view, averaged=averaged, whole=commit.whole, last=done)
         gone = self.seats.departing(self.view)
         staff = self.view.members if self.started else None
         comes = self.admission.committed(self.committed, self.sync.anchor, staff) and not done

@@ -236,8 +236,8 @@ class Seats:
 
         Args:
             view: Its members.
-            averaged: It has ended with an average.
-            whole: That is of all parameters, and not only of a fragment of them.
+            averaged: A local phase has ended with it, or an average has arrived.
+            whole: A local phase of all parameters has, and not only of a fragment of them.
             last: It was the run's last, which uses all averages.
         """
         used = averaged and (last or (whole and not self._sync.overlap))
@@ -295,9 +295,9 @@ def _next_stake(*, sends: bool, averaged: bool, whole: bool, used: bool) -> Stak
 
     Args:
         sends: Its contribution travelled, and it had no work.
-        averaged: The iteration has ended with an average.
-        whole: That is of all parameters.
-        used: It is used at once.
+        averaged: A local phase has ended, or an average has arrived.
+        whole: A local phase of all parameters has.
+        used: Its average is used at once.
     """
     if used or (sends and averaged):
         return Stake.FREE

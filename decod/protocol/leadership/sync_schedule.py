@@ -1,6 +1,11 @@
 """Which iterations end with an average, of what, and what was lost between averages.
 
-The leader says so in each opening. `Adaptation` chooses rank, format and H.
+    local phase of H iterations -> its average is used at once
+                                `-> with overlap: it travels -> used at the arrival
+
+The arrival is the first iteration that begins when all members of all stages have the average. If
+there is none before the next local phase ends, the average is used there. The leader says so in
+each opening. `Adaptation` chooses rank, format and H.
 """
 
 import math
@@ -8,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
@@ -25,7 +30,10 @@ WINDOW = 5
 """Outer steps over which a mean is taken. From the paper, section 4.1."""
 
 FILL_RATIO = 0.9
-"""Share of a local phase that an average may take: times vary."""
+"""Share of the longest local phase that an average may take: times vary."""
+
+DELAY_RATIO = 0.2
+"""Share of a local phase after which an average costs next to nothing by being late."""
 
 SPARING_MAX = 4
 """With fast links, members average up to so many times as often as the run file says."""
@@ -52,12 +60,13 @@ class Adaptation:
     below r, so a rule that adopts it would shrink the rank to 1 by itself. What the text leaves
     open: it names no measure of the effective rank; see `decod.compression.lowrank`.
 
-    `Adapt.LINKS` goes beyond the paper. It takes the finest format whose average arrives before the
-    next outer step at the slowest member, and averages as often as that format allows.
+    `Adapt.LINKS` goes beyond the paper. Averages travel in 4 bits, which cost nothing in loss, with
+    the highest rank that arrives before the next local phase ends at the slowest member. Members
+    average as often as they can while an average takes a fifth of a local phase at most.
 
     Args:
         sync: The run's start values, which are never exceeded.
-        formats: In which averages may travel, the largest first.
+        formats: In which averages may travel, the largest first. None: there is no choice.
     """
 
     def __init__(self, sync: SyncConfig, formats: Sequence[AverageFormat] = ()) -> None:
@@ -75,19 +84,19 @@ class Adaptation:
         """Effective rank in relation to that of the first window. Of a window of ratio 1."""
         self.every = sync.every
         """Iterations from one average of a parameter to the next."""
-        self.spec = WHOLE
+        self.spec = formats[0].spec if formats else WHOLE
         """Rank and bits of the next average."""
         self.told: OuterStepFacts | None = None
         """Of the last outer step."""
 
-    def resume(self, spec: AverageSpec, every: int) -> None:
-        """Go on from what another leader has chosen."""
+    def resume(self, spec: AverageSpec) -> None:
+        """Go on from what another leader has chosen. H follows from the rank, or is measured."""
         if self._sync.adapt is Adapt.OFF:
             return
         self.spec = replace(spec, fragment=0)
-        self.every = min(every, self._sync.every)
         if spec.rank:
             self._ratio = spec.rank / self._rank
+            self.every = self._every_by_rank
 
     @property
     def budget_s(self) -> float:
@@ -120,7 +129,7 @@ class Adaptation:
                 return
             case Adapt.RANK:
                 rank = self._rank_max
-                self.every = max(1, round(self._ratio * self._sync.every))
+                self.every = self._every_by_rank
                 self.spec = AverageSpec(rank=0 if rank == self._rank else rank)
             case Adapt.LINKS:
                 self._fit()
@@ -128,6 +137,10 @@ class Adaptation:
     @property
     def _rank_max(self) -> int:
         return max(1, round(self._ratio * self._rank))
+
+    @property
+    def _every_by_rank(self) -> int:
+        return max(1, round(self._ratio * self._sync.every))
 
     def _follow(self, effective_rank: float) -> None:
         """Take in an effective rank. The first window is the measure of all others."""
@@ -140,7 +153,7 @@ class Adaptation:
         self._ratio = min(1.0, mean / self._reference)
 
     def _fit(self) -> None:
-        """Take the finest format that fits, and then the shortest local phase that it fits."""
+        """Take the highest rank that fits, and then the shortest local phase that suits it."""
         rank_max = self._rank_max
         allowed = [f for f in self._formats if (f.spec.rank or self._rank) <= rank_max]
         if not (self._rates and self._iterations_s and allowed):
@@ -151,7 +164,7 @@ class Adaptation:
         room_s = FILL_RATIO * iteration_s * max(1, self._sync.every // num_fragments)
         fitting = [f for f in allowed if rate * f.num_bytes <= room_s]
         chosen = max(fitting or allowed[-1:], key=lambda f: f.num_bytes)
-        needed = math.ceil(rate * chosen.num_bytes / (FILL_RATIO * iteration_s))
+        needed = math.ceil(rate * chosen.num_bytes / (DELAY_RATIO * iteration_s))
         least = -(-self._sync.every // SPARING_MAX)
         self.every = min(self._sync.every, max(least, needed * num_fragments))
         self.spec = chosen.spec
@@ -197,30 +210,45 @@ class Learning:
         self._batch = num
         self._since = [None if known is None else known + num for known in self._since]
 
-    def averaged(
-        self, num: int, averages: Sequence[StageAverages], fragment: int, *, last: bool
-    ) -> list[tuple[int, int]]:
-        """Members have taken an inner step and an outer step.
+    def ended(self, fragment: int, *, travels: bool) -> int | None:
+        """A local phase has ended.
 
         Args:
-            num: Microbatches of the iteration.
-            averages: From which the outer step comes.
-            fragment: Whose own average was made, or begins to travel. 0: that of all.
-            last: The last outer step of a run uses both averages.
+            fragment: Whose own average is made. 0: that of all.
+            travels: It begins to travel.
+
+        Returns:
+            What the averages that are used now would hold, if nothing were lost. None: not known.
+        """
+        here = slice(fragment - 1, fragment) if fragment else slice(None)
+        known = self._since[here]
+        own = None if None in known else max(each for each in known if each is not None)
+        self._since[here] = [0] * len(known)
+        used = self._travelling
+        self._travelling = own if travels else 0
+        if travels:
+            return used
+        return None if own is None or used is None else own + used
+
+    def arrived(self) -> int | None:
+        """The average that has travelled is used. Return as `ended` does."""
+        used = self._travelling
+        self._travelling = 0
+        return used
+
+    def count_lost(
+        self, expected: int | None, averages: Sequence[StageAverages], fragment: int
+    ) -> list[tuple[int, int]]:
+        """Count what averages lack.
+
+        Args:
+            expected: What they would hold, if nothing were lost. None: not known.
+            averages: What those of each stage hold.
+            fragment: Of which they are. 0: of all.
 
         Returns:
             Stages that have lost something, and how many microbatches.
         """
-        self.trained(num)
-        here = slice(fragment - 1, fragment) if fragment else slice(None)
-        known = self._since[here]
-        own = None if None in known else max(each for each in known if each is not None)
-        expected = self._travelling if self._sync.overlap else own
-        if self._sync.overlap and last:
-            known_both = own is not None and self._travelling is not None
-            expected = (own or 0) + (self._travelling or 0) if known_both else None
-        self._since[here] = [0] * len(known)
-        self._travelling = own
         if expected is None:
             return []
         for each in averages:
@@ -265,6 +293,18 @@ _EARLY_SHARE = 10
 """Early averages are made at most so many times as often as the run says."""
 
 
+class Commit(NamedTuple):
+    """What the end of an iteration means for what the members of a stage have in common."""
+
+    before: int | None = None
+    """The iteration that it came from until now. None: it has not changed."""
+    whole: bool = False
+    """A local phase of all parameters has ended."""
+    delay: int = 0
+    """Iterations since the end of the local phase whose average was used. 0: of this one, or none
+    was used."""
+
+
 class SyncSchedule:
     """The leader's record of the last average, and when the next is due.
 
@@ -279,19 +319,26 @@ class SyncSchedule:
         self._sync = run.sync
         self._last = run.num_iterations
         self.anchor = Iteration(facts.start_iteration, 0)
-        """The last committed iteration that ended with an average."""
+        """The last committed iteration that ended a local phase, or was an arrival."""
         self.adaptation = Adaptation(run.sync, facts.formats)
         self.learning = Learning(run)
         self._fragment = 0
         """Of the next average."""
-        self.travelling = WHOLE
-        """Of the average that travels."""
+        self.travelling: AverageSpec | None = None
+        """Of the average that travels. None: none does."""
+        self.delay = 0
+        """Iterations after which the last average was used that had travelled."""
         self.early = 0
         """The iteration that ends with an average before one is due. It is of all parameters."""
         self.slow: tuple[tuple[NodeId, int], ...] = ()
         """Members that send slowly, and their shares of averages."""
         self._travelled: dict[int, int] = {}
         """By stage: the version of the average that has travelled to all of its members."""
+        self._num_stages = run.stages.num_relay_stages + 1
+        self._arrival: Iteration | None = None
+        """The iteration that was opened as an arrival."""
+        self._arrival_failed = False
+        """That could not be ended. So the average is used where the next local phase ends."""
         self._durations_s: deque[float] = deque(maxlen=_DURATIONS_MAX)
         """Of the iterations since the last average."""
         self._plan()
@@ -329,45 +376,49 @@ class SyncSchedule:
             self._due = self.early = iteration.number
         return iteration.number == self.early
 
-    def committed(
-        self, begun: BeginAggregation, vote: Ready, duration_s: float = 0.0
-    ) -> int | None:
+    def committed(self, begun: BeginAggregation, vote: Ready, duration_s: float = 0.0) -> Commit:
         """An iteration is final. Have it noted what was lost.
 
         Args:
             begun: Its batch.
             vote: Of all stages.
             duration_s: Since it was opened.
-
-        Returns:
-            The iteration of the average before this one, or None if this one has none.
         """
         iteration = begun.averaging.iteration
-        if self.is_local(iteration):
+        learning = self.learning
+        learning.trained(begun.num_committed)
+        local = self.is_local(iteration)
+        if local and iteration != self._arrival:
             self._durations_s.append(duration_s)
-            self.learning.trained(begun.num_committed)
-            self._travelled = {stage: version for stage, version in vote.travelled if version}
-            return None
-        self._travelled = {}
-        lost = self.learning.averaged(
-            begun.num_committed,
-            vote.averages,
-            self.spec.fragment,
-            last=iteration.number == self._last,
-        )
-        for stage, num in lost:
+            if not self._arrival_failed:
+                self._travelled = {stage: version for stage, version in vote.travelled if version}
+            return Commit()
+        spec = self.spec
+        overlaps = self._sync.overlap
+        used = self.travelling if overlaps else spec
+        travels = overlaps and iteration.number != self._last
+        expected = learning.arrived() if local else learning.ended(spec.fragment, travels=travels)
+        fragment = used.fragment if local and used is not None else spec.fragment
+        for stage, num in learning.count_lost(expected, vote.averages, fragment):
             self._out.note(
                 "learning.lost", stage=stage, num_microbatches=num, iteration=str(iteration)
             )
-        used = self.travelling if self._sync.overlap else self.spec
-        self.adaptation.stepped(used, self._measured(vote.averages))
-        self._durations_s.clear()
-        self.slow = vote.slow
         before = self.anchor.number
+        delay = iteration.number - before if overlaps and used is not None else 0
+        self.delay = delay or self.delay
+        if used is not None:
+            self.adaptation.stepped(used, self._measured(vote.averages))
+            self._durations_s.clear()
         self.anchor = iteration
-        self.travelling = self.spec
+        self.travelling = None
+        self._travelled = {}
+        if local:
+            return Commit(before, delay=delay)
+        self._arrival_failed = False
+        self.slow = vote.slow
+        self.travelling = spec if travels else None
         self._plan()
-        return before
+        return Commit(before, whole=not spec.fragment, delay=delay)
 
     def _measured(self, averages: tuple[StageAverages, ...]) -> OuterStepFacts:
         ranks = [each.effective_rank for each in averages if each.effective_rank > 0]
@@ -400,13 +451,15 @@ class SyncSchedule:
         self.travelling = opening.travelling
         self.slow = opening.slow
         self._travelled = {}
-        self._due = self.anchor.number + self.adaptation.interval
+        self._arrival = None
+        self._arrival_failed = False
         number = opening.iteration.number
-        self.early = number if number < self.due and not opening.local else 0
         self._due = opening.due or number
         self._fragment = opening.spec.fragment
-        interval = self._due - self.anchor.number
-        self.adaptation.resume(opening.spec, interval * self._sync.fragments)
+        # Of fragments, only an early average, or a run's last, is of all.
+        whole = self._sync.fragments > 1 and not self._fragment
+        self.early = number if whole and not opening.local else 0
+        self.adaptation.resume(opening.spec)
         self.learning.forget()
 
     def begin_era(self, committed: Iteration, origin: Origin) -> None:
@@ -420,8 +473,10 @@ class SyncSchedule:
         mixed = origin.source is Source.NEIGHBOURS  # Nobody goes back.
         number = self.anchor.number if mixed else committed.number
         self.anchor = replace(committed, number=number)
-        self.travelling = WHOLE
+        self.travelling = None
         self._travelled = {}
+        self._arrival = None
+        self._arrival_failed = False
         self._durations_s.clear()
         self._fragment = 0
         self._plan()
@@ -433,12 +488,19 @@ class SyncSchedule:
         forgotten here, and no later opening mentions it.
         """
         averaged = None if self.anchor == committed else self.anchor
-        due = self.due if self.is_local(opened) else 0
+        local = self.is_local(opened)
+        due = self.due if local else 0
         new = {m.stage_index for m in view.members if m.since_iteration >= committed.number}
         # Whatever made an outer step fail may have been in the average.
-        repeated = not due and opened.attempt > 1
+        again = opened.attempt > 1
+        arrival = self._arrival
+        failed = again and arrival is not None and arrival.number == opened.number
+        self._arrival_failed = self._arrival_failed or failed
+        repeated = failed or (again and not local)
         for stage in [*self._travelled] if repeated else new:
             self._travelled.pop(stage, None)
+        arrives = local and len(self._travelled) == self._num_stages
+        self._arrival = opened if arrives else None
         return {
             "averaged": averaged,
             "due": due,

@@ -274,9 +274,9 @@ class DataMicrobatches(Microbatches):
         self._report()  # A share may be empty.
 
     @override
-    def committed(self, averaged: int | None, *, marked: bool) -> None:
+    def committed(self, averaged: int | None, *, arrived: bool, marked: bool) -> None:
         self.share.committed(marked=marked)
-        self.learners.committed(self.done, averaged)
+        self.learners.committed(self.done, averaged, arrived=arrived)
 
     @override
     def go_back(self, iteration: int) -> None:

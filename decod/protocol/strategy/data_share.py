@@ -250,8 +250,8 @@ class Learners:
     it. With `sync.reread`, the data nodes then have its microbatches trained on again. Each data
     node remembers one relay of each stage for each of its microbatches:
 
-        trained on --an average--> forgotten                                (it is used at once)
-        trained on --an average--> sending --the next average--> forgotten  (it travels until then)
+        trained on --an average--> forgotten                      (it is used at once)
+        trained on --an average--> sending --used--> forgotten    (it travels until then)
              `------- the relay is lost -------> lacking --trained on again--> trained on
 
     Where fragments are averaged in turn, it takes an average of each. A relay is lost when the view
@@ -282,12 +282,19 @@ class Learners:
         fragments = range(1, self._context.run.sync.fragments + 1)
         self._phases.append(_Phase({*fragments}))
 
-    def committed(self, done: Mapping[MicrobatchId, HeldMicrobatch], averaged: int | None) -> None:
+    def committed(
+        self,
+        done: Mapping[MicrobatchId, HeldMicrobatch],
+        averaged: int | None,
+        *,
+        arrived: bool = False,
+    ) -> None:
         """An iteration of the context's view is final.
 
         Args:
             done: This data node's share of it.
-            averaged: The fragment with whose average it has ended. 0: all. None: without one.
+            averaged: The fragment whose local phase it has ended. 0: that of all. None: none.
+            arrived: It has ended with an average that had travelled.
         """
         context = self._context
         if not context.run.sync.reread:
@@ -305,6 +312,8 @@ class Learners:
                 if lacking is None or place in lacking
             )
         self._lost.difference_update(done)
+        if arrived:
+            self._arrived()
         if averaged is not None:
             self._averaged(averaged)
         num_more = sum(len(phase.lives) for phase in self._phases) - WAITING_MAX
@@ -313,13 +322,17 @@ class Learners:
                 del phase.lives[next(iter(phase.lives))]
                 num_more -= 1
 
+    def _arrived(self) -> None:
+        """Forget what all members have now: what was sent."""
+        self._phases = deque(phase for phase in self._phases if phase.missing)
+
     def _averaged(self, fragment: int) -> None:
         """Forget what all members have now: what was sent, or what is averaged at once."""
-        overlaps = self._context.run.sync.overlap
-        kept = [phase for phase in self._phases if phase.missing or not overlaps]
-        for phase in kept:
+        self._arrived()
+        for phase in self._phases:
             phase.missing -= phase.missing if not fragment else {fragment}
-        self._phases = deque(phase for phase in kept if phase.missing or overlaps)
+        if not self._context.run.sync.overlap:
+            self._arrived()
         self._begin()
 
     def _replaced(self, microbatch: MicrobatchId) -> set[int]:

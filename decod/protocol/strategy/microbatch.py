@@ -413,11 +413,12 @@ class Microbatches:
         """Some relays are not in the context's view any more: have others take their place."""
         raise NotImplementedError
 
-    def committed(self, averaged: int | None, *, marked: bool) -> None:
+    def committed(self, averaged: int | None, *, arrived: bool, marked: bool) -> None:
         """The context's iteration is final.
 
         Args:
-            averaged: The fragment with whose average it has ended. 0: all. None: without one.
+            averaged: The fragment whose local phase it has ended. 0: that of all. None: none.
+            arrived: It has ended with an average that had travelled.
             marked: States of it are kept.
         """
 

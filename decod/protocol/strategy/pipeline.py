@@ -280,11 +280,12 @@ class Pipeline:
         account = step.account if step is not None else ()
         note_commit(decision, facts.begun, account, self._context, voted=committed)
         self._hashes = dict(decision.hashes)
-        self._stays_ready = committed and self._context.opening.local
+        before = self._context.opening
+        self._stays_ready = committed and before.local and not before.arrival
         self._worked = bool(self.microbatches.folded or self.microbatches.held)
         self._abandon_step()
         if committed and step is not None:
-            averaged = None if self._context.opening.local else self._context.opening.spec.fragment
+            averaged = None if before.local else before.spec.fragment
             num_own = len(self.microbatches.folded)
             facts.num_committed += num_own
             work = {self._context.node_id: num_own, **self.microbatches.relays_work()}
@@ -292,7 +293,7 @@ class Pipeline:
             if step.begun is not None:
                 facts.positions.committed(step.begun)
             marked = opening.mark_of(opening.committed.number) is not None
-            self.microbatches.committed(averaged, marked=marked)
+            self.microbatches.committed(averaged, arrived=before.arrival, marked=marked)
             folded = tuple(self.microbatches.folded)
             if self.overlap is not None and averaged is not None:
                 own = self._policy.weigh(folded, averaged)

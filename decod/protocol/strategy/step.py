@@ -21,6 +21,7 @@ from decod.ids import MicrobatchId, NodeId
 from decod.protocol.averaging.averager import Averaging, AveragingState, Weight
 from decod.protocol.averaging.overlap import Overlap
 from decod.protocol.averaging.vote import Clipping, StepVote
+from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import Note
 from decod.protocol.core.events import JobFinished, Received
@@ -66,7 +67,7 @@ class StepPolicy:
 
         Args:
             folded: As for `weigh`.
-            averaged: The fragment of which it ends a local phase. None: of none.
+            averaged: The fragment whose local phase it ends. None: none's.
         """
 
     def returned(self) -> None:
@@ -257,6 +258,7 @@ class Step:
         self._clipping = Clipping(context, roster, place)
         self.vote = StepVote(context, self._id, roster, place)
         self._averages = not context.opening.local
+        self._arrives = context.opening.arrival
         self._uses_own = overlap is None or context.iteration.number == context.run.num_iterations
         """Whether the average of this iteration is used at once. The last of a run is."""
         self._shares = self._averages and self._uses_own and len(averaging.roster) > 1
@@ -276,6 +278,11 @@ class Step:
         if self._proposing:
             return StepState.PROPOSING
         return StepState.WAITING if self._own is None else StepState.AVERAGING
+
+    @property
+    def _uses_travelled(self) -> bool:
+        """Whether the iteration ends with an average that has travelled, if there is one."""
+        return self._averages or self._arrives
 
     @property
     def aggregating(self) -> bool:
@@ -306,7 +313,7 @@ class Step:
             return self.vote.awaited
         if self._own is None or (self._shares and self.averager.awaited):
             return self.averager.awaited
-        if self._averages and self._overlap is not None and not self._overlap.settled:
+        if self._uses_travelled and self._overlap is not None and not self._overlap.settled:
             return self._overlap.awaited
         return self._clipping.awaited
 
@@ -420,7 +427,7 @@ class Step:
 
     def average_settled(self) -> None:
         """The average that has travelled is here, or dropped."""
-        if self._averages:
+        if self._uses_travelled:
             self._propose()
 
     def lacking(self, found: Weight) -> None:
@@ -445,7 +452,7 @@ class Step:
         if begun is None or own is None or not self.loaded or over:
             return
         number = self._id.iteration.number
-        if not self._averages:
+        if not self._uses_travelled:
             self._proposing = True
             self._context.compute.submit(StepLocally(number), self)
             return
@@ -457,21 +464,23 @@ class Step:
         ahead = self._overlap.take() if self._overlap is not None else []
         parts = self.averager.take() if self._shares else []
         weight = self.averager.found if self._shares else own
-        if not self._uses_own:
+        if self._arrives or not self._uses_own:
             weight = _NOTHING
         steps_locally = self._context.run.sync.steps_locally
+        opening = self._context.opening
         job = Propose(
             number,
             len(parts),
             weight.num,
             norm,
             len(ahead),
-            self._context.opening.spec,
-            self._context.opening.travelling,
+            opening.spec,
+            opening.travelling or WHOLE,
             self._overlap.missed if self._overlap is not None else (),
             tuple(sorted(self.averager.missed)),
             # An average of steps, or one that has travelled, is of other batches.
             begun.num_tokens if self._overlap is None and not steps_locally else 0,
+            ends_phase=self._averages,
         )
         inputs = ahead + parts
         if parts or self._overlap is not None:
@@ -490,7 +499,7 @@ class Step:
                 rate = travelled = None
                 if self._overlap is not None and self._averages:
                     rate = self._overlap.bytes_per_s
-                elif self._overlap is not None:
+                elif self._overlap is not None and not self._arrives:
                     travelled = self._overlap.travelled
                 if odd:
                     self.witnessed.stand_out(self.averager.owners_of(odd))

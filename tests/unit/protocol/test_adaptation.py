@@ -1,19 +1,16 @@
 """Rank, format and number of iterations follow the averages and the links, within their start."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from decod.compression.plan import Method
-from decod.protocol.core.average_spec import WHOLE, AverageFormat, AverageSpec
+from decod.protocol.core.average_spec import AverageFormat, AverageSpec
 from decod.protocol.leadership.sync_schedule import WINDOW, Adaptation, OuterStepFacts
 from decod.run.training_config import Adapt, SyncConfig, SyncMethod
 
-FINE, COARSE = AverageSpec(bits=16), AverageSpec(rank=16)
-FORMATS = (
-    AverageFormat(FINE, 400_000),
-    AverageFormat(WHOLE, 100_000),
-    AverageFormat(COARSE, 25_000),
-)
+FULL, HALF = AverageSpec(bits=4), AverageSpec(rank=32, bits=4)
+FORMATS = (AverageFormat(FULL, 100_000), AverageFormat(HALF, 50_000))
 
 
 def adaptation(adapt: Adapt, *, every: int = 100, num_fragments: int = 1) -> Adaptation:
@@ -48,10 +45,25 @@ def test_start_values_are_never_exceeded(ranks: list[float], rates: list[float])
 
 def test_another_leader_goes_on_from_what_was_chosen() -> None:
     made = adaptation(Adapt.RANK)
-    made.resume(AverageSpec(rank=32), 50)
+    made.resume(AverageSpec(rank=32))
     for _ in range(WINDOW):
         step(made, 17.0)
     assert (made.spec.rank, made.every) == (32, 50)
     for _ in range(WINDOW):
         step(made, 8.5)
     assert (made.spec.rank, made.every) == (16, 25)
+
+
+@pytest.mark.parametrize(
+    ("travel_s", "spec", "every"),
+    [(1.0, FULL, 25), (6.0, FULL, 30), (15.0, FULL, 75), (85.0, FULL, 100), (95.0, HALF, 100)],
+)
+def test_an_average_takes_a_fifth_of_a_phase_if_it_can(
+    travel_s: float, spec: AverageSpec, every: int
+) -> None:
+    """It takes so many seconds with the full rank. With less, it arrives in half of the time."""
+    made = adaptation(Adapt.LINKS)
+    assert made.spec == FULL
+    for _ in range(2):
+        step(made, rate=travel_s / 100_000)
+        assert (made.spec, made.every) == (spec, every)

@@ -6,6 +6,7 @@ import pytest
 
 from decod.ids import Iteration, TensorId
 from decod.protocol.averaging.overlap import Overlap
+from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.context import Context
 from decod.protocol.core.events import TensorSent
 from tests.unit.protocol.cast import LOCALLY, R1A, context_of, member, reopen, settle, view_of
@@ -14,11 +15,11 @@ SYNC = replace(LOCALLY, overlap=True)
 
 
 def relay(*, since: int) -> Context:
-    """Return a relay between two outer steps, with all of its stage there since an iteration."""
+    """Return a relay amid a local phase, with all of its stage there since an iteration."""
     stage = [member(name, since_iteration=since) for name in ("r1a", "r1b")]
     context = context_of(R1A, view_of("d0", *stage), iteration=Iteration(6, 1))
     settle(context, sync=SYNC)
-    reopen(context, committed=Iteration(4, 1), due=8)
+    reopen(context, committed=Iteration(4, 1), due=8, travelling=WHOLE)
     return context
 
 
