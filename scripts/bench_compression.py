@@ -22,6 +22,7 @@ from decod.compression.plan import (
     FloatCoding,
     Method,
     Plan,
+    RotatedCoding,
     Shape,
     SparseCoding,
     make_plan,
@@ -35,6 +36,7 @@ CODINGS: dict[str, Coding] = {
     "int8": BlockCoding(8),
     "int4": BlockCoding(4),
     "cocktail": SparseCoding(stride=10, num_kept=20),
+    "activations, int4": RotatedCoding(128),
 }
 
 

@@ -5,11 +5,27 @@ bits. Values are handled in chunks that fit into a CPU's second-level cache. A b
 a scale: what a code of 1 stands for. The sparse format keeps few elements: the largest of random
 candidates.
 
-Legend: N elements of a run, B blocks, K codes of a block or elements kept of it, M candidates, C
-bytes.
+The rotated format is for activations and their gradients, of which a few elements are far larger
+than the others. A rotation spreads them over all elements of a tile:
+
+    values -> signs -> Walsh-Hadamard transform -> a scale for each tile -> codes from -7 to 7
+
+Both ends know signs and transform, so a receiver turns the codes back. It may read other last bits
+on another device. Activations are rounded to the nearest code. Gradients are rounded up or down at
+random, so that they are right on average, and sums over many microbatches lose little. The noise
+depends on nothing but a seed and the place of an element: whoever repeats a pass sends the same.
+
+Source of the rotation: QuaRot (arXiv:2404.00456), which computes with rotated activations. Here
+they are rotated for their way alone. The constants of `_mix` are those of two rounds of Chris
+Wellons's hash function `triple32`.
+
+Legend: N elements of a run, B blocks or tiles, K codes of a block or elements kept of it, M
+candidates, C bytes.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +37,7 @@ from decod.compression.plan import (
     Coding,
     CompressionError,
     FloatCoding,
+    RotatedCoding,
     SparseCoding,
 )
 
@@ -133,14 +150,30 @@ _ROUNDER = 1.5 * 2**23
 """Adding and subtracting it rounds a small float32 to a whole number, half to even."""
 
 
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The noise with which a tensor's elements are rounded.
+
+    Attributes:
+        seed: Names the tensor.
+        first: Place of the first element, if what is rounded is a part of the tensor.
+    """
+
+    seed: int
+    first: int = 0
+
+
 @torch.no_grad()
-def encode(coding: Coding, values_N: Tensor, *, seed: int = 0) -> Tensor:
+def encode(
+    coding: Coding, values_N: Tensor, *, seed: int = 0, noise: Noise | None = None
+) -> Tensor:
     """Return a run of numbers as bytes.
 
     Args:
         coding: The format.
         values_N: (N,) float32 or float64. Not changed.
         seed: Draws the candidates of a sparse format. Common to all members.
+        noise: Of rounding to rotated codes. None: they are the nearest.
 
     Returns:
         (C,) uint8 on the device of the values, `coding.num_bytes(N)` long. New memory.
@@ -160,6 +193,8 @@ def encode(coding: Coding, values_N: Tensor, *, seed: int = 0) -> Tensor:
             return _encode_blockwise(coding, values_N.to(torch.float32))
         case SparseCoding():
             return encode_sparse(coding, values_N.to(torch.float32), seed)
+        case RotatedCoding():
+            return _encode_rotated(coding, values_N.to(torch.float32), noise)
 
 
 @torch.no_grad()
@@ -191,6 +226,8 @@ def decode(coding: Coding, coded_C: Tensor, num_elements: int, *, seed: int = 0)
             return _decode_blockwise(coding, coded_C, num_elements)
         case SparseCoding():
             return decode_sparse(coding, coded_C, num_elements, seed)
+        case RotatedCoding():
+            return _decode_rotated(coding, coded_C, num_elements)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -257,3 +294,76 @@ def _decode_blockwise(coding: BlockCoding, coded_C: Tensor, num_elements: int) -
             whole.sub_(8.0)
         torch.mul(whole, scales_B[here, None], out=blocks[here])
     return blocks.view(-1)[:num_elements]
+
+
+_ROTATED_CODE_MAX = 7
+_NOISE_BITS = 16
+
+
+def _mix(numbers: Tensor) -> Tensor:
+    """Turn int32 numbers into others that look random, in place."""
+    for shift, mask, factor in ((17, 0x7FFF, -0x12A52B45), (11, 0x1FFFFF, -0x53B52EC3)):
+        numbers.bitwise_xor_((numbers >> shift).bitwise_and_(mask)).mul_(factor)
+    return numbers.bitwise_xor_((numbers >> 15).bitwise_and_(0x1FFFF))
+
+
+@lru_cache(maxsize=8)
+def _rotation(tile_size: int, device: torch.device) -> Tensor:
+    """Return the matrix that turns a tile, sqrt(K) times a rotation, (K, K). Not to be changed."""
+    matrix = torch.ones((1, 1), device=device)
+    while len(matrix) < tile_size:
+        matrix = torch.cat((matrix.repeat(1, 2), torch.cat((matrix, -matrix), 1)))
+    signs_K = _mix(torch.arange(1, tile_size + 1, dtype=torch.int32, device=device)) & 1
+    return matrix * (1 - 2 * signs_K)[:, None]
+
+
+def _encode_rotated(coding: RotatedCoding, values_N: Tensor, noise: Noise | None) -> Tensor:
+    size, device = coding.tile_size, values_N.device
+    coded_C = torch.empty(coding.num_bytes(values_N.numel()), dtype=torch.uint8, device=device)
+    scales_C, codes_C = torch.split(coded_C, [*coding.runs(values_N.numel())])
+    scales_B = scales_C.view(torch.bfloat16)
+    codes_BK = codes_C.view(-1, size // 2)
+    tiles = values_N.view(-1, size)
+    matrix = _rotation(size, device)
+    half = size // 2
+    for here in _chunks(tiles):
+        turned_BK = tiles[here] @ matrix
+        wide_B = scales_of(turned_BK, _ROTATED_CODE_MAX)
+        # Rounded up to a bfloat16, so that no code is too large.
+        wide_B.view(torch.int32).add_(0xFFFF).bitwise_and_(-0x10000)
+        scales_B[here] = wide_B
+        turned_BK.div_(wide_B[:, None])
+        if noise is None:
+            turned_BK.add_(_ROUNDER).sub_(_ROUNDER)
+        else:
+            _round_at_random(turned_BK, noise, here.start * size)
+        turned_BK.add_(8.0)
+        codes_BK[here].copy_(torch.add(turned_BK[:, :half], turned_BK[:, half:], alpha=16))
+    return coded_C
+
+
+def _round_at_random(turned_BK: Tensor, noise: Noise, first: int) -> None:
+    """Round numbers up or down, in place, each the likelier the nearer it is."""
+    place_N = torch.arange(turned_BK.numel(), dtype=torch.int32, device=turned_BK.device)
+    place_N.add_((noise.first + first) % 2**31).bitwise_xor_(noise.seed % 2**31)
+    drawn_N = _mix(place_N).bitwise_and_((1 << _NOISE_BITS) - 1)
+    turned_BK.view(-1).add_(drawn_N, alpha=2.0**-_NOISE_BITS)
+    turned_BK.floor_()
+
+
+def _decode_rotated(coding: RotatedCoding, coded_C: Tensor, num_elements: int) -> Tensor:
+    size, device = coding.tile_size, coded_C.device
+    scales_C, codes_C = torch.split(coded_C, [*coding.runs(num_elements)])
+    scales_B = scales_C.clone().view(torch.bfloat16).to(torch.float32)
+    check_scales(scales_B)
+    codes_BK = codes_C.view(-1, size // 2)
+    tiles = torch.empty((len(scales_B), size), device=device)
+    back = _rotation(size, device).t() / size
+    half = size // 2
+    for here in _chunks(tiles):
+        turned_BK = torch.empty_like(tiles[here])
+        turned_BK[:, :half] = codes_BK[here] & 15
+        turned_BK[:, half:] = codes_BK[here] >> 4
+        turned_BK.sub_(8.0).mul_(scales_B[here, None])
+        torch.matmul(turned_BK, back, out=tiles[here])
+    return tiles.view(-1)

@@ -74,7 +74,12 @@ class BlockCoding:
 
     def num_bytes(self, num_elements: int) -> int:
         """Return the size of so many elements, in bytes."""
-        return self.num_blocks(num_elements) * (SCALE_BYTES + self.code_bytes)
+        return sum(self.runs(num_elements))
+
+    def runs(self, num_elements: int) -> tuple[int, ...]:
+        """Return the bytes of the scales, and of the codes."""
+        num_blocks = self.num_blocks(num_elements)
+        return num_blocks * SCALE_BYTES, num_blocks * self.code_bytes
 
     @property
     def code_bytes(self) -> int:
@@ -115,7 +120,39 @@ class SparseCoding:
         return num_blocks * (SCALE_BYTES + self.num_kept + self.num_kept // 2)
 
 
-Coding = FloatCoding | BlockCoding | SparseCoding
+TILE_MAX = 128
+"""Elements of a tile at most: with a scale for each, 4.125 bits an element."""
+
+
+@dataclass(frozen=True, slots=True)
+class RotatedCoding:
+    """4-bit codes of tiles that are rotated before, and a bfloat16 for each as its scale.
+
+    See `decod.compression.codecs`. All scales come first, then the codes of all tiles. A byte
+    holds an element of a tile's first half and the one of its second half.
+
+    Attributes:
+        tile_size: Elements of a tile, a power of two from 2.
+    """
+
+    tile_size: int
+
+    @classmethod
+    def of_rows(cls, row_size: int) -> "RotatedCoding":
+        """Return the format for rows of so many elements in which no tile belongs to two rows."""
+        return cls(min(TILE_MAX, row_size & -row_size))
+
+    def num_bytes(self, num_elements: int) -> int:
+        """Return the size of so many elements, in bytes."""
+        return sum(self.runs(num_elements))
+
+    def runs(self, num_elements: int) -> tuple[int, ...]:
+        """Return the bytes of the scales, and of the codes."""
+        num_tiles = num_elements // self.tile_size
+        return num_tiles * 2, num_tiles * self.tile_size // 2
+
+
+Coding = FloatCoding | BlockCoding | SparseCoding | RotatedCoding
 
 
 class Method(StrEnum):

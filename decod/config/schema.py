@@ -32,6 +32,7 @@ from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.run.run_config import Organisation, RunConfig
 from decod.run.training_config import (
     SYNC_EVERY_MAX,
+    ActivationCompression,
     Adapt,
     WireDtype,
 )
@@ -382,6 +383,14 @@ def _validate_sizes(run: RunConfig) -> None:
             f"model.hidden_size is {run.model.hidden_size}",
             why=f"with the other sizes it makes {num_parameters:,} parameters; the limit is 2^40",
             fix="lower the width, the number of layers or the vocabulary",
+        )
+    compression = run.activations.compression
+    if compression is ActivationCompression.INT4 and run.model.hidden_size % 16:
+        raise ConfigError(
+            f"activations.compression is {compression}",
+            why=f"16 does not divide model.hidden_size = {run.model.hidden_size}, so the scales "
+            "would take as much as they save",
+            fix='set activations.compression to "int8"',
         )
     size_bytes = max(activation_size_bytes(run), _computed_size_bytes(run))
     if size_bytes > ACTIVATION_SIZE_MAX_BYTES:

@@ -212,7 +212,7 @@ class PipelineModel:
 
     def _changes_of_links(self) -> list[Remedy]:
         found = []
-        for method in ("bf16", "int8"):
+        for method in ("bf16", "int8", "int4"):
             ratio = finer_ratio(self.activation_compression, method)
             if ratio is not None and ratio < 1:
                 after, caution = self.with_sending(ratio), "activations are rounded"

@@ -16,6 +16,7 @@ memory, and only one is recomputed at a time.
 Legend: B sequences, T positions, D width, C bytes.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from decod.clocks import Stopwatch
-from decod.compression.codecs import decode, encode
+from decod.compression.codecs import Noise, decode, encode
 from decod.compression.plan import CompressionError
 from decod.data.index import BEGINS, TARGET
 from decod.errors import NonFiniteError, ShapeError, TrainingError
@@ -52,18 +53,25 @@ class ActivationCodec:
         self._watch = watch
         self._coding = config.activation_coding
 
-    def sent(self, value_BTD: Tensor, what: str, places_BT: Tensor | None = None) -> Tensor:
+    def sent(
+        self,
+        value_BTD: Tensor,
+        what: str,
+        places_BT: Tensor | None = None,
+        seed: int | None = None,
+    ) -> Tensor:
         """Return a tensor as it travels: itself, or (C,) uint8 in new memory.
 
         Args:
             value_BTD: An activation or gradient on the device, (B, T, D). Finite. Not changed.
             what: Its name, for errors.
             places_BT: Of an activation whose documents are read apart: see `Stage.run_blocks`.
+            seed: Of a gradient, for noise.
 
         Raises:
             NonFiniteError: It holds numbers too large for the format.
         """
-        coded = self._coded(value_BTD, what)
+        coded = self._coded(value_BTD, what, seed)
         if not self._config.run.batch.reads_apart:
             return coded
         if places_BT is None:
@@ -72,11 +80,14 @@ class ActivationCodec:
             marks_N = (places_BT == 0).to(torch.uint8).view(-1)
         return torch.cat((coded.reshape(-1).view(torch.uint8), marks_N))
 
-    def _coded(self, value_BTD: Tensor, what: str) -> Tensor:
+    def _coded(self, value_BTD: Tensor, what: str, seed: int | None) -> Tensor:
         if self._coding is None:
             return value_BTD
+        noise = None
+        if seed is not None:
+            noise = Noise(seed, self._config.own_rows.first * value_BTD[0].numel())
         try:
-            return encode(self._coding, value_BTD.reshape(-1))
+            return encode(self._coding, value_BTD.reshape(-1), noise=noise)
         except CompressionError as error:
             raise NonFiniteError(
                 f"{what} can't be sent: {error}",
@@ -84,9 +95,9 @@ class ActivationCodec:
                 fix="retry the microbatch elsewhere; if every node says so, lower optimizer.lr",
             ) from error
 
-    def travelled(self, value_BTD: Tensor, what: str) -> Tensor:
+    def travelled(self, value_BTD: Tensor, what: str, seed: int | None = None) -> Tensor:
         """Return what a receiver would read of a tensor, (B, T, D). Arguments as for `sent`."""
-        coded = self._coded(value_BTD, what)
+        coded = self._coded(value_BTD, what, seed)
         return value_BTD if self._coding is None else self._decoded(coded, what)
 
     def places(self, activation: Tensor, what: str) -> Tensor | None:
@@ -379,9 +390,8 @@ class Passes:
             apart_P = piece_P if apart_P is None else apart_P.add_(piece_P)
         assert apart_P is not None, "a microbatch has rows"
         what = f"replay of microbatch {mb}"
-        sent_on, sent_back = (
-            codec.travelled(torch.cat(rows), what) for rows in (outputs, back_again)
-        )
+        sent_on = codec.travelled(torch.cat(outputs), what)
+        sent_back = codec.travelled(torch.cat(back_again), what, self._seed(mb))
         return sent_on, sent_back, apart_P
 
     def read(self, tensor: Tensor, what: str = "tensor to audit") -> Tensor:
@@ -484,7 +494,13 @@ class Passes:
 
     def _sent_back(self, mb: MicrobatchId, gradient_BTD: Tensor | None) -> Tensor:
         assert gradient_BTD is not None
-        return self._codec.sent(gradient_BTD, f"gradient of microbatch {mb}")
+        return self._codec.sent(gradient_BTD, f"gradient of microbatch {mb}", seed=self._seed(mb))
+
+    def _seed(self, mb: MicrobatchId) -> int:
+        """Return the seed of a gradient's noise: the same whenever the passes are repeated."""
+        # Each stage has other blocks.
+        name = f"{self._config.run.seed} {mb} {next(iter(self._stage.layers), '')}"
+        return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
 
     def _run_backward(self, mb: MicrobatchId, gradient: Tensor) -> Tensor | None:
         """Run a held microbatch backward, and free it."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from decod.run.run_config import RunConfig
 from decod.run.training_config import ActivationCompression, ActivationsConfig
@@ -72,6 +73,31 @@ def test_what_is_sent_again_after_a_loss_is_what_was_sent_first(
         check(cluster, corpus, tmp_path / "model")
         assert [event["iteration"] for event in leader.events("iteration.mended")] == ["5.1"]
         assert not leader.events("iteration.aborted")
+
+
+def test_what_is_rounded_at_random_is_rounded_alike_after_a_loss(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """A run in which a relay dies, between its passes, learns what its twin learns."""
+    run = make_coded_run(ActivationCompression.INT4)
+    program = (sys.executable, "-u", "-m", "tests.support.doomed", "kill", "after_backward", "5")
+    found = list[list[float]]()
+    for twin, extra in (("whole", None), ("struck", program)):
+        with Cluster(tmp_path / twin, run, corpus) as cluster:
+            leader = cluster.start_leader("--export", tmp_path / twin / "model")
+            for name, stage in (("one", 1), ("two", 1), ("three", 2)):
+                cluster.start_relay(name, "--stage", str(stage))
+            last = cluster.start_relay("last", "--stage", "2", program=extra)
+            codes = cluster.wait_for_end()
+            assert codes.pop(last.name) == (0 if extra is None else -signal.SIGKILL)
+            assert set(codes.values()) == {0}, codes
+            found.append([loss for _, loss in sorted(leader.losses().items())])
+    whole, struck = found
+    assert max(abs(one / two - 1) for one, two in zip(whole, struck, strict=True)) < 1e-8
+    weights = load_file(tmp_path / "whole" / "model" / "model.safetensors")
+    assert weight_error(tmp_path / "struck" / "model", weights) < WEIGHT_ERROR_MAX
+    losses, _ = reference(replace(run, activations=ActivationsConfig()), corpus, NUM_ITERATIONS)
+    assert 1e-6 < loss_error(dict(enumerate(whole, 1)), losses) < 0.05
 
 
 def start_spoiling(cluster: Cluster, what: str, stage: int) -> Daemon:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from decod.compression.codecs import decode, encode
+from decod.compression.codecs import Noise, decode, encode
 from decod.compression.plan import (
     BLOCK_SIZE,
     SCALE_BYTES,
@@ -16,6 +16,7 @@ from decod.compression.plan import (
     Coding,
     CompressionError,
     FloatCoding,
+    RotatedCoding,
     SparseCoding,
 )
 
@@ -185,3 +186,89 @@ def test_impossible_positions_are_refused(places: list[int], reason: str) -> Non
     coded[SCALE_BYTES : SCALE_BYTES + 2] = torch.tensor(places, dtype=torch.uint8)
     with pytest.raises(CompressionError, match=reason):
         decode(coding, coded, 100)
+
+
+tiles = st.sampled_from([2, 16, 64, 128])
+
+
+@given(size=tiles, num_tiles=st.integers(0, 40), seed=seeds, power=powers, noisy=st.booleans())
+def test_a_rotated_tile_is_wrong_by_half_a_scale_at_most(
+    size: int, num_tiles: int, seed: int, power: int, *, noisy: bool
+) -> None:
+    """Rounded at random, by a scale. The transform is an isometry but for a factor, so each code's
+    error counts 1 / sqrt(K).
+    """
+    coding = RotatedCoding(size)
+    original = values(size * num_tiles, seed, power)
+    coded = encode(coding, original, noise=Noise(seed) if noisy else None)
+    assert coded.shape == (coding.num_bytes(len(original)),)
+    scales = coded[: 2 * num_tiles].clone().view(torch.bfloat16).double()
+    error = (decode(coding, coded, len(original)) - original).double().view(num_tiles, size)
+    bound = scales * (1.0 if noisy else 0.5)
+    rounding = 1e-5 * original.double().view(num_tiles, size).norm(dim=1)
+    assert bool((error.norm(dim=1) <= bound + rounding).all())
+
+
+@pytest.mark.parametrize(("row_size", "tile_size"), [(4096, 128), (896, 128), (192, 64), (48, 16)])
+def test_no_tile_belongs_to_two_rows(row_size: int, tile_size: int) -> None:
+    coding = RotatedCoding.of_rows(row_size)
+    assert coding.tile_size == tile_size
+    rows = values(3 * row_size, 1).view(3, row_size)
+    rows[1] *= 1e6
+    alone = decode(coding, encode(coding, rows[0]), row_size)
+    together = decode(coding, encode(coding, rows.view(-1)), rows.numel())
+    assert torch.equal(together[:row_size], alone)
+
+
+def test_large_elements_cost_the_others_little() -> None:
+    """One channel is 50 times as large as the others, as in models of language."""
+    original = values(128 * 512, 3).view(512, 128)
+    original[:, 7] *= 50.0
+    flat = original.view(-1)
+
+    def error(coding: Coding) -> float:
+        found = decode(coding, encode(coding, flat), flat.numel()).view_as(original)
+        return float((found - original).norm() / original.norm())
+
+    assert error(RotatedCoding(128)) < 0.6 * error(BlockCoding(4, block_size=128))
+
+
+def test_rounding_at_random_is_right_on_average() -> None:
+    coding = RotatedCoding(64)
+    original = values(64 * 32, 5)
+    one = decode(coding, encode(coding, original, noise=Noise(1)), len(original)) - original
+    num = 400
+    mean = torch.zeros_like(original)
+    for seed in range(num):
+        mean += decode(coding, encode(coding, original, noise=Noise(seed)), len(original)) / num
+    # The error of a mean of independent ones, with room for chance.
+    assert float((mean - original).norm()) < 1.2 * float(one.norm()) / num**0.5
+
+
+def test_noise_depends_on_the_tensor_and_the_place_alone() -> None:
+    coding, original = RotatedCoding(32), values(32 * 64, 6)
+    whole = encode(coding, original, noise=Noise(9))
+    assert torch.equal(encode(coding, original, noise=Noise(9)), whole)
+    assert not torch.equal(encode(coding, original, noise=Noise(10)), whole)
+    half = len(original) // 2
+    behind = encode(coding, original[half:], noise=Noise(9, first=half))
+    scales, codes = coding.runs(half)
+    assert torch.equal(behind[scales:], whole[-codes:])
+    assert not torch.equal(encode(coding, original[half:], noise=Noise(9))[scales:], whole[-codes:])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 3e38])
+def test_rotated_numbers_that_are_not_finite_are_refused(bad: float) -> None:
+    original = values(256, 7)
+    original[100:103] = bad
+    with pytest.raises(CompressionError, match="NaN, infinite or too large"):
+        encode(RotatedCoding(128), original)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf, 1e-40])
+def test_an_impossible_scale_of_a_tile_is_refused(scale: float) -> None:
+    coding = RotatedCoding(128)
+    coded = encode(coding, values(256, 8))
+    coded[:2] = torch.tensor([scale]).to(torch.bfloat16).view(torch.uint8)
+    with pytest.raises(CompressionError, match="the scale of block 0"):
+        decode(coding, coded, 256)

@@ -188,6 +188,8 @@ def test_activation_size_is_that_of_the_hidden_states() -> None:
         ("int8", 768, 768 + 3 * 4),
         ("int8", 640, 640 + 4 * 4),
         ("bf16", 640, 640 * 2),
+        ("int4", 640, 5 * (64 + 2)),
+        ("int4", 192, 3 * (32 + 2)),
     ],
 )
 def test_compressed_activations_have_their_size_on_the_wire(
@@ -202,6 +204,13 @@ def test_compressed_activations_have_their_size_on_the_wire(
     assert activation_size_bytes(run) == 8 * 3 * token_bytes
     assert sizes_of(run).activation_bytes == tensor_sizes(run).activation_bytes == 24 * token_bytes
     assert facts_of(make_manifest(run=run)).activation_size_bytes == 24 * token_bytes
+
+
+def test_a_width_that_does_not_suit_four_bits_is_refused() -> None:
+    model = ModelConfig(hidden_size=24, num_attention_heads=3, num_key_value_heads=3)
+    activations = ActivationsConfig(compression=ActivationCompression.INT4)
+    with pytest.raises(ConfigError, match=r"activations\.compression is int4"):
+        validate(RunConfig(model=model, activations=activations))
 
 
 def test_compressed_activations_make_another_run() -> None:

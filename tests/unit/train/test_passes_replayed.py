@@ -27,6 +27,7 @@ FORMATS = {
     "float32": (ModelDtype.FLOAT32, ActivationCompression.NONE, 1e-6),
     "bfloat16": (ModelDtype.BFLOAT16, ActivationCompression.NONE, 1e-6),
     "int8 activations": (ModelDtype.FLOAT32, ActivationCompression.INT8, 1e-6),
+    "int4 activations": (ModelDtype.FLOAT32, ActivationCompression.INT4, 1e-6),
 }
 
 
