@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from decod.compression.codecs import decode, encode
+from decod.compression.codecs import Noise, decode, encode
 from decod.compression.contribution import CodedContribution
 from decod.compression.plan import (
     BlockCoding,
@@ -36,7 +36,8 @@ CODINGS: dict[str, Coding] = {
     "int8": BlockCoding(8),
     "int4": BlockCoding(4),
     "cocktail": SparseCoding(stride=10, num_kept=20),
-    "activations, int4": RotatedCoding(128),
+    "rotated": RotatedCoding(128),
+    "... noisy": RotatedCoding(128),
 }
 
 
@@ -66,7 +67,8 @@ def bench_codings(device: str, num_elements: int) -> None:
     print("format     bytes/element   encode GB/s   decode GB/s   both GB/s   both / copy")
     for name, coding in CODINGS.items():
         coded = encode(coding, values)
-        encode_s = best_s(device, partial(encode, coding, values))
+        noise = Noise(1) if name == "... noisy" else None
+        encode_s = best_s(device, partial(encode, coding, values, noise=noise))
         decode_s = best_s(device, partial(decode, coding, coded, num_elements))
         both = gigabytes / (encode_s + decode_s)
         print(

@@ -13,7 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from decod.journal.credit import credit_of
-from decod.journal.told_status import mapping_in, number_in, sequence_in, slow_texts
+from decod.journal.told_status import (
+    arrival_text,
+    mapping_in,
+    number_in,
+    sequence_in,
+    slow_texts,
+)
 from decod.texts import clean_text, counted, length_of
 
 NUM_NODES_SHOWN_MAX = 64
@@ -238,8 +244,8 @@ def _sync_line(sync: Mapping[str, Any]) -> Text:
     if sync.get("travel_s") and sync.get("budget_s"):
         taken, budget = (number_text(sync.get(name), ".0f") for name in ("travel_s", "budget_s"))
         line += f": {taken} s of {budget} s"
-    if sync.get("delay"):
-        line += f"; an average counts {text_in(sync, 'delay')} iterations later"
+    if arrival := arrival_text(sync):
+        line += f"; {arrival}"
     if sync.get("num_lost"):
         line += f"; lost with members: {text_in(sync, 'num_lost')} microbatches"
     return Text(line)

@@ -270,7 +270,7 @@ def _sync(sync: SyncConfig, leading: LeaderFacts | None) -> dict[str, Any]:
         "bits": spec.bits or None,
         "travel_s": (told and told.travel_s) or None,
         "budget_s": adaptation.budget_s or None,
-        "delay": schedule.delay or None,
+        "delay": schedule.average_delay or None,
         "num_lost": sum(leading.num_lost.values()),
         "num_late": schedule.learning.num_late,
     }

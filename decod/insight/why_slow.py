@@ -15,7 +15,13 @@ from decod.daemon.status import SENDING
 from decod.insight.analysis_report import RunReport, Selection, report_of
 from decod.insight.why_evidence import Explanation, Figure, NodeRecords, WhyQuestion
 from decod.journal.records import RoundRow
-from decod.journal.told_status import known_spent, mapping_in, sequence_in, slow_texts
+from decod.journal.told_status import (
+    arrival_text,
+    known_spent,
+    mapping_in,
+    sequence_in,
+    slow_texts,
+)
 from decod.texts import clean_text
 
 
@@ -257,6 +263,7 @@ def why_slow(records: NodeRecords) -> Explanation:
         *_repeats(records, lost),
         *_rates(records),
         *(hop for hop in (costliest_hop(records.status),) if hop is not None),
+        *_arrival(records),
         *_spent(records),
         *(Figure(name="host", value=None, text=text) for text in report.warnings),
     )
@@ -278,6 +285,13 @@ def why_slow(records: NodeRecords) -> Explanation:
         known=known,
         figures=figures,
     )
+
+
+def _arrival(records: NodeRecords) -> list[Figure]:
+    """Return how late averages count that travel, if the leader's status says so."""
+    sync = mapping_in(records.status, "sync")
+    text = arrival_text(sync)
+    return [Figure(name="average_delay", value=sync["delay"], text=text)] if text else []
 
 
 def _spent(records: NodeRecords) -> list[Figure]:

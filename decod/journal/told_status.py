@@ -58,6 +58,17 @@ def slow_texts(status: Mapping[str, Any] | None) -> list[str]:
     return texts
 
 
+def arrival_text(sync: Mapping[str, Any]) -> str:
+    """Return how late averages count that travel while members train on; empty if that is not
+    known. The argument is a status's `sync`.
+    """
+    delay, every, fragments = (number_in(sync, name) for name in ("delay", "every", "fragments"))
+    if not (delay and every):
+        return ""
+    phase = max(1, int(every) // int(fragments or 1))
+    return f"averages arrive after {delay} of {phase} iterations"
+
+
 def spent_text(node: Mapping[str, Any]) -> str:
     """Return what one of a status's nodes spends its time on; empty if that is not known."""
     parts = [number_in(node, name) for name in ("computing_s", "waiting_s", "sending_s")]

@@ -525,7 +525,7 @@ class Leader:
             duration_s=round(duration_s, 6),
             num_deferred=begun.num_deferred,
             **({"num_reread": begun.num_reread} if begun.num_reread else {}),
-            **({"average_delay": commit.delay} if commit.delay else {}),
+            **({"average_delay": commit.average_delay} if commit.average_delay else {}),
         )
         self.recovery.committed(now_s, self.iteration.number, vote.hashes, before=commit.before)
         done = 0 < self.run.num_iterations <= self.iteration.number

@@ -300,7 +300,7 @@ class Commit(NamedTuple):
     """The iteration that it came from until now. None: it has not changed."""
     whole: bool = False
     """A local phase of all parameters has ended."""
-    delay: int = 0
+    average_delay: int = 0
     """Iterations since the end of the local phase whose average was used. 0: of this one, or none
     was used."""
 
@@ -326,7 +326,7 @@ class SyncSchedule:
         """Of the next average."""
         self.travelling: AverageSpec | None = None
         """Of the average that travels. None: none does."""
-        self.delay = 0
+        self.average_delay = 0
         """Iterations after which the last average was used that had travelled."""
         self.early = 0
         """The iteration that ends with an average before one is due. It is of all parameters."""
@@ -405,7 +405,7 @@ class SyncSchedule:
             )
         before = self.anchor.number
         delay = iteration.number - before if overlaps and used is not None else 0
-        self.delay = delay or self.delay
+        self.average_delay = delay or self.average_delay
         if used is not None:
             self.adaptation.stepped(used, self._measured(vote.averages))
             self._durations_s.clear()
@@ -413,12 +413,12 @@ class SyncSchedule:
         self.travelling = None
         self._travelled = {}
         if local:
-            return Commit(before, delay=delay)
+            return Commit(before, average_delay=delay)
         self._arrival_failed = False
         self.slow = vote.slow
         self.travelling = spec if travels else None
         self._plan()
-        return Commit(before, whole=not spec.fragment, delay=delay)
+        return Commit(before, whole=not spec.fragment, average_delay=delay)
 
     def _measured(self, averages: tuple[StageAverages, ...]) -> OuterStepFacts:
         ranks = [each.effective_rank for each in averages if each.effective_rank > 0]

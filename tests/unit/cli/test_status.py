@@ -335,6 +335,16 @@ def test_what_went_wrong_lately_is_shown_with_its_age(
     assert "\x1b" not in shown
 
 
+def test_it_says_how_often_members_average_and_how_late_averages_count(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sync = {"method": "diloco", "every": 60, "fragments": 2, "bits": 4, "delay": 3}
+    sync |= {"travel_s": 8.2, "budget_s": 41.0}
+    shown = text_of(status_answer(sync=sync), capsys)
+    expected = "averaging every 60 iterations, in 2 fragments, 4 bits: 8 s of 41 s"
+    assert f"{expected}; averages arrive after 3 of 30 iterations" in " ".join(shown.split())
+
+
 def test_a_newcomer_sees_why_it_waits_and_how_long() -> None:
     syncing = {
         "stage_index": 2,

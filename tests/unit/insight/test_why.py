@@ -131,7 +131,10 @@ def test_a_waiting_device_is_told_what_it_waits_for(
 ) -> None:
     row = replace(ROUND, matchmaking_s=0.1, averaging_s=0.2, sending_s=0.4)
     write_rounds(tmp_path, row=row)
-    says(monkeypatch, status_of())
+    status = status_of() | {"sync": {"every": 30, "fragments": 1, "delay": 3}}
+    says(monkeypatch, status)
+    slow = [figure.text for figure in answer(tmp_path, "slow").figures]
+    assert "averages arrive after 3 of 30 iterations" in slow
     found = answer(tmp_path, "idle")
     assert "waits 80 % of the time" in found.cause
     assert "tensors of other stages (50 %)" in found.cause

@@ -80,12 +80,17 @@ def test_an_average_counts_once_all_stages_have_it() -> None:
     assert not opened(made, 6).arrival, "its phase ends there"
     assert opened(made, 6).travelled == HERE
     commit(made, 6, (0, 30), (1, 30))
-    assert made.delay == 3
+    assert made.average_delay == 3
     commit(made, 7, travelled=HERE)
     opening = opened(made, 8)
     assert (opening.arrival, opening.local, opening.due) == (True, True, 9)
     assert not commit(made, 8, (0, 30), (1, 30))
-    assert (made.anchor, made.travelling, made.delay, made.due) == (Iteration(8, 1), None, 2, 9)
+    assert (made.anchor, made.travelling, made.average_delay, made.due) == (
+        Iteration(8, 1),
+        None,
+        2,
+        9,
+    )
     assert not commit(made, 9, (0, 0), (1, 0)), "nothing was used, so nothing lacks"
     assert made.travelling == WHOLE
 
@@ -114,7 +119,7 @@ def test_an_arrival_that_failed_waits_for_the_end_of_the_phase() -> None:
     commit(made, 7, travelled=HERE)
     assert not opened(made, 8).travelled
     assert not commit(made, 8, (0, 40), (1, 40))
-    assert made.delay == 4
+    assert made.average_delay == 4
     commit(made, 9, travelled=HERE)
     assert opened(made, 10).arrival
 
