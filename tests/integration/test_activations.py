@@ -82,14 +82,14 @@ def test_what_is_rounded_at_random_is_rounded_alike_after_a_loss(
     run = make_coded_run(ActivationCompression.INT4)
     program = (sys.executable, "-u", "-m", "tests.support.doomed", "kill", "after_backward", "5")
     found = list[list[float]]()
-    for twin, extra in (("whole", None), ("struck", program)):
+    for twin, extra in (("whole", {}), ("struck", {"program": program})):
         with Cluster(tmp_path / twin, run, corpus) as cluster:
             leader = cluster.start_leader("--export", tmp_path / twin / "model")
             for name, stage in (("one", 1), ("two", 1), ("three", 2)):
                 cluster.start_relay(name, "--stage", str(stage))
-            last = cluster.start_relay("last", "--stage", "2", program=extra)
+            last = cluster.start_relay("last", "--stage", "2", **extra)
             codes = cluster.wait_for_end()
-            assert codes.pop(last.name) == (0 if extra is None else -signal.SIGKILL)
+            assert codes.pop(last.name) == (-signal.SIGKILL if extra else 0)
             assert set(codes.values()) == {0}, codes
             found.append([loss for _, loss in sorted(leader.losses().items())])
     whole, struck = found

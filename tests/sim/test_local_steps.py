@@ -101,7 +101,7 @@ def test_nothing_is_lost_with_who_leaves_politely(overlap: int, who: str) -> Non
     result = simulation.run()
     record = result.record
     assert result.num_iterations == 30
-    assert len(record.of("average.hastened")) == 1 + overlap
+    assert len(record.of("average.hastened")) == 1
     assert not record.of("learning.lost")
     assert not record.of("average.dropped")
     (left,) = [line for line in record.of("host.stopped") if who in line and "drained" in line]

@@ -201,7 +201,7 @@ MUTATIONS = (
         function="told",
         old="if repeated else new",
         new="if repeated else ()",
-        seed=461,
+        seed=85,
         drawn=local_storm,
     ),
     Mutation(

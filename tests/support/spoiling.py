@@ -8,7 +8,7 @@ once. Everything else about it is real. The run's activations are compressed to 
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.support import faulty_compute
 
@@ -26,9 +26,9 @@ def _spoil(kind: str, iteration: str) -> None:
     what = re.compile(rf"{kind} of microbatch (\d+)/")
 
     def spoiling(
-        codec: ActivationCodec, value_BTD: "Tensor", name: str, places_BT: "Tensor | None" = None
+        codec: ActivationCodec, value_BTD: "Tensor", name: str, *how: Any, **named: Any
     ) -> "Tensor":
-        sent = send(codec, value_BTD, name, places_BT)
+        sent = send(codec, value_BTD, name, *how, **named)
         found = what.match(name)
         if found and int(found[1]) >= int(iteration) and not spoiled:
             spoiled.append(name)

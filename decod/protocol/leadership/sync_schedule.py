@@ -367,8 +367,11 @@ class SyncSchedule:
     def hasten(self, iteration: Iteration) -> bool:
         """Let an iteration that is about to be opened end with an average of all parameters.
 
-        Returns whether it does, though none would be due. It does not if that were too early.
+        Returns whether it does, though none would be due. It does not if that were too early, or if
+        it is to end with an average that has travelled.
         """
+        if self.is_local(iteration) and len(self._travelled) == self._num_stages:
+            return False
         # Where averages travel, the last one has not begun to when this is asked the first time.
         apart = max(1 + self._sync.overlap, self._sync.every // _EARLY_SHARE)
         early = self.is_local(iteration) and iteration.number - self.anchor.number >= apart
