@@ -36,8 +36,8 @@ CODINGS: dict[str, Coding] = {
     "int8": BlockCoding(8),
     "int4": BlockCoding(4),
     "cocktail": SparseCoding(stride=10, num_kept=20),
-    "rotated": RotatedCoding(128),
-    "... noisy": RotatedCoding(128),
+    "rotated": RotatedCoding(4096, 1024),
+    "... noisy": RotatedCoding(4096, 1024),
 }
 
 

@@ -5,10 +5,11 @@ bits. Values are handled in chunks that fit into a CPU's second-level cache. A b
 a scale: what a code of 1 stands for. The sparse format keeps few elements: the largest of random
 candidates.
 
-The rotated format is for activations and their gradients, of which a few elements are far larger
-than the others. A rotation spreads them over all elements of a tile:
+The rotated format is for activations and their gradients. All tokens of a sequence have much in
+common, and a few elements are far larger than the others. So the mean of the sequence travels by
+itself, and a rotation spreads large elements over all of a tile:
 
-    values -> signs -> Walsh-Hadamard transform -> a scale for each tile -> codes from -7 to 7
+    values - mean -> signs -> Walsh-Hadamard transform -> a scale for each tile -> codes, -7 to 7
 
 Both ends know signs and transform, so a receiver turns the codes back. It may read other last bits
 on another device. Activations are rounded to the nearest code. Gradients are rounded up or down at
@@ -320,14 +321,16 @@ def _rotation(tile_size: int, device: torch.device) -> Tensor:
 def _encode_rotated(coding: RotatedCoding, values_N: Tensor, noise: Noise | None) -> Tensor:
     size, device = coding.tile_size, values_N.device
     coded_C = torch.empty(coding.num_bytes(values_N.numel()), dtype=torch.uint8, device=device)
-    scales_C, codes_C = torch.split(coded_C, [*coding.runs(values_N.numel())])
+    means_C, scales_C, codes_C = torch.split(coded_C, [*coding.runs(values_N.numel())])
+    sequences = values_N.view(-1, coding.num_rows, coding.row_size)
+    means = means_C.view(torch.bfloat16).view(-1, 1, coding.row_size)
+    means.copy_(sequences.mean(dim=1, keepdim=True))
     scales_B = scales_C.view(torch.bfloat16)
     codes_BK = codes_C.view(-1, size // 2)
-    tiles = values_N.view(-1, size)
     matrix = _rotation(size, device)
     half = size // 2
-    for here in _chunks(tiles):
-        turned_BK = tiles[here] @ matrix
+    for rows, mean, here in _tiles(coding, sequences, means):
+        turned_BK = (rows - mean).view(-1, size) @ matrix
         wide_B = scales_of(turned_BK, _ROTATED_CODE_MAX)
         # Rounded up to a bfloat16, so that no code is too large.
         wide_B.view(torch.int32).add_(0xFFFF).bitwise_and_(-0x10000)
@@ -342,6 +345,18 @@ def _encode_rotated(coding: RotatedCoding, values_N: Tensor, noise: Noise | None
     return coded_C
 
 
+def _tiles(
+    coding: RotatedCoding, sequences: Tensor, means: Tensor
+) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Yield some rows of a sequence at a time, its mean, and the rows' tiles."""
+    tiles_per_row = coding.row_size // coding.tile_size
+    for index, sequence in enumerate(sequences):
+        for rows in _chunks(sequence):
+            first = index * coding.num_rows
+            here = slice((first + rows.start) * tiles_per_row, (first + rows.stop) * tiles_per_row)
+            yield sequence[rows], means[index].to(torch.float32), here
+
+
 def _round_at_random(turned_BK: Tensor, noise: Noise, first: int) -> None:
     """Round numbers up or down, in place, each the likelier the nearer it is."""
     place_N = torch.arange(turned_BK.numel(), dtype=torch.int32, device=turned_BK.device)
@@ -353,17 +368,18 @@ def _round_at_random(turned_BK: Tensor, noise: Noise, first: int) -> None:
 
 def _decode_rotated(coding: RotatedCoding, coded_C: Tensor, num_elements: int) -> Tensor:
     size, device = coding.tile_size, coded_C.device
-    scales_C, codes_C = torch.split(coded_C, [*coding.runs(num_elements)])
-    scales_B = scales_C.clone().view(torch.bfloat16).to(torch.float32)
+    means_C, scales_C, codes_C = torch.split(_aligned(coded_C), [*coding.runs(num_elements)])
+    scales_B = scales_C.view(torch.bfloat16).to(torch.float32)
     check_scales(scales_B)
     codes_BK = codes_C.view(-1, size // 2)
-    tiles = torch.empty((len(scales_B), size), device=device)
+    means = means_C.view(torch.bfloat16).view(-1, 1, coding.row_size)
+    values = torch.empty((len(means), coding.num_rows, coding.row_size), device=device)
     back = _rotation(size, device).t() / size
     half = size // 2
-    for here in _chunks(tiles):
-        turned_BK = torch.empty_like(tiles[here])
+    for rows, mean, here in _tiles(coding, values, means):
+        turned_BK = torch.empty((here.stop - here.start, size), device=device)
         turned_BK[:, :half] = codes_BK[here] & 15
         turned_BK[:, half:] = codes_BK[here] >> 4
         turned_BK.sub_(8.0).mul_(scales_B[here, None])
-        torch.matmul(turned_BK, back, out=tiles[here])
-    return tiles.view(-1)
+        torch.add((turned_BK @ back).view_as(rows), mean, out=rows)
+    return values.view(-1)

@@ -126,30 +126,33 @@ TILE_MAX = 128
 
 @dataclass(frozen=True, slots=True)
 class RotatedCoding:
-    """4-bit codes of tiles that are rotated before, and a bfloat16 for each as its scale.
+    """4-bit codes of tiles that are rotated before, with a scale for each.
 
-    See `decod.compression.codecs`. All scales come first, then the codes of all tiles. A byte
+    See `decod.compression.codecs`. Rows come in sequences. The means of all sequences come first,
+    then all scales, then the codes of all tiles. Means and scales are bfloat16. A byte of codes
     holds an element of a tile's first half and the one of its second half.
 
     Attributes:
-        tile_size: Elements of a tile, a power of two from 2.
+        row_size: Elements of a row. Even.
+        num_rows: Of a sequence.
     """
 
-    tile_size: int
+    row_size: int
+    num_rows: int
 
-    @classmethod
-    def of_rows(cls, row_size: int) -> "RotatedCoding":
-        """Return the format for rows of so many elements in which no tile belongs to two rows."""
-        return cls(min(TILE_MAX, row_size & -row_size))
+    @property
+    def tile_size(self) -> int:
+        """Elements of a tile, a power of two. No tile belongs to two rows."""
+        return min(TILE_MAX, self.row_size & -self.row_size)
 
     def num_bytes(self, num_elements: int) -> int:
         """Return the size of so many elements, in bytes."""
         return sum(self.runs(num_elements))
 
     def runs(self, num_elements: int) -> tuple[int, ...]:
-        """Return the bytes of the scales, and of the codes."""
-        num_tiles = num_elements // self.tile_size
-        return num_tiles * 2, num_tiles * self.tile_size // 2
+        """Return the bytes of the means, of the scales, and of the codes."""
+        num_means = num_elements // self.num_rows
+        return num_means * 2, num_elements // self.tile_size * 2, num_elements // 2
 
 
 Coding = FloatCoding | BlockCoding | SparseCoding | RotatedCoding

@@ -207,7 +207,7 @@ def _count(shapes: Shapes) -> int:
 
 def activation_size_bytes(run: RunConfig) -> int:
     """Return the bytes of one microbatch's activation, or of its gradient, on its way."""
-    coding = run.activations.coding(run.model.hidden_size)
+    coding = run.activations.coding(run.model.hidden_size, run.batch.sequence_length)
     num_tokens = run.batch.tokens_per_microbatch
     num_elements = num_tokens * run.model.hidden_size
     num_bytes = _computed_size_bytes(run) if coding is None else coding.num_bytes(num_elements)

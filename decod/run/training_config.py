@@ -227,7 +227,8 @@ class ActivationCompression(StrEnum):
     INT8 = "int8"
     """Whole numbers, with a scale for each token, or for each 256 elements of it."""
     INT4 = "int4"
-    """The same with a scale for each 128 elements or fewer, which are rotated before."""
+    """How far tokens are from their sequence's mean, with a scale for each 128 elements or fewer,
+    which are rotated before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,14 +238,18 @@ class ActivationsConfig:
     compression: ActivationCompression = ActivationCompression.NONE
     """`none`: as the model computes them, which is exact. `bf16` rounds each element to 8 bits of
     precision. `int8` sends whole numbers with a scale for each token, or for each 256 elements of
-    it: 3.9 times less traffic than float32. `int4` sends 7.8 times less, and rounds gradients at
+    it: 3.9 times less traffic than float32. `int4` sends 7.7 times less, and rounds gradients at
     random, so that they are right on average. What is rounded off is lost, so watch the loss."""
 
-    def coding(self, row_size: int) -> Coding | None:
+    def coding(self, row_size: int, num_rows: int) -> Coding | None:
         """Return the format for tokens of so many elements. None: as they are computed.
 
         A block never holds elements of two tokens. A token with large elements would otherwise
         coarsen its neighbour.
+
+        Args:
+            row_size: Elements of a token.
+            num_rows: Tokens of a sequence.
         """
         match self.compression:
             case ActivationCompression.NONE:
@@ -254,7 +259,7 @@ class ActivationsConfig:
             case ActivationCompression.INT8:
                 return BlockCoding.of_rows(8, row_size)
             case ActivationCompression.INT4:
-                return RotatedCoding.of_rows(row_size)
+                return RotatedCoding(row_size, num_rows)
 
 
 class SyncMethod(StrEnum):

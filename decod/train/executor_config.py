@@ -150,7 +150,8 @@ class ExecutorConfig:
     @property
     def activation_coding(self) -> Coding | None:
         """Format of activations and their gradients on their way. None: as they are computed."""
-        return self.run.activations.coding(self.run.model.hidden_size)
+        run = self.run
+        return run.activations.coding(run.model.hidden_size, run.batch.sequence_length)
 
     @property
     def activation_bytes(self) -> int:

@@ -162,7 +162,7 @@ def test_a_large_state_is_loaded_from_a_file(node: Node, tmp_path: Path) -> None
     [
         # A scale of 0 for the second token; NaN as the first element.
         ("int8", 2 * 8 * (16 + 4), (4, np.zeros(1, dtype=np.float32))),
-        ("int4", 2 * 8 * (16 // 2 + 2), (2, np.zeros(1, dtype=np.uint16))),
+        ("int4", 2 * 16 * 2 + 2 * 8 * (2 + 8), (64, np.zeros(1, dtype=np.uint16))),
         ("bf16", 2 * 8 * 16 * 2, (0, np.full(1, 0x7FC0, dtype=np.uint16))),
     ],
 )
