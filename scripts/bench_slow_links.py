@@ -2,6 +2,7 @@
 
     python scripts/bench_slow_links.py home --namespaces home-1,home-2,home-3,home-4,home-5
     python scripts/bench_slow_links.py adapter --namespaces home-1,home-2,home-3,home-4,home-5
+    python scripts/bench_slow_links.py activations --namespaces home-1,home-2,home-3
     python scripts/bench_slow_links.py table --namespaces slow-1,slow-2,slow-3
     python scripts/bench_slow_links.py home --quick
 
@@ -11,9 +12,10 @@ them, and in the fast half of `home` and `adapter`, all daemons talk over loopba
 
 `home` trains the model of `bench_throughput.py` with DiLoCoX on a leader and two relays in each of
 two stages, over both nets in turn. `adapter` trains an adapter of that model likewise, and averages
-its gradients in every iteration. `table` compares ways to average in one stage of two relays,
-with links so slow that an uncompressed all-reduce takes about 100 times an iteration's compute.
-Exits with 1 if a run failed or had no time.
+its gradients in every iteration. `activations` compares `int8` and `int4` in one stage of two
+relays, with a model that has little to compute for each byte of an activation. `table` compares
+ways to average in one stage of two relays, with links so slow that an uncompressed all-reduce takes
+about 100 times an iteration's compute. Exits with 1 if a run failed or had no time.
 """
 
 import argparse
@@ -32,6 +34,7 @@ from bench.hosts import LOOPBACK, Host, OnHosts, find_hosts
 from bench.job import NUM_RELAY_STAGES, write_base, write_run
 from bench.slow_links import (
     NUM_MEMBERS,
+    activations_run,
     adapter_run,
     compute_busy,
     cores_busy,
@@ -44,6 +47,7 @@ from bench.slow_links import (
 from bench.subject import Plan, Sample, measure
 
 from decod.run.run_config import RunConfig
+from decod.run.training_config import ActivationCompression
 
 _ITERATION_MAX_S = 240.0
 """An iteration that takes longer has failed. All-reduces are slow on purpose."""
@@ -160,6 +164,22 @@ def run_home(bench: Bench, options: argparse.Namespace) -> None:
             print(f"{net}: an iteration takes {none_s:.2f} s and {each_s:.3f} s a microbatch")
 
 
+def run_activations(bench: Bench, options: argparse.Namespace) -> None:
+    """Measure both formats of activations."""
+    hosts = hosts_of(options.namespaces, 1 + NUM_MEMBERS)
+    num_iterations = options.warmup + options.iterations + 1
+    for num_microbatches in options.microbatches:
+        rates = list[float]()
+        for compression in (ActivationCompression.INT8, ActivationCompression.INT4):
+            run = activations_run(compression, num_microbatches, num_iterations)
+            name = f"{compression.value} {num_microbatches}"
+            result = bench.launch(name, run, hosts, options.warmup)
+            rates += [result.sample.tokens_per_s] if result is not None else []
+        if len(rates) > 1:
+            ratio = rates[1] / rates[0]
+            print(f"{num_microbatches} microbatches: int4 / int8 {ratio:.2f}\n", flush=True)
+
+
 def run_table(bench: Bench, options: argparse.Namespace) -> None:
     """Measure each way to average."""
     hosts = hosts_of(options.namespaces, 1 + NUM_MEMBERS)
@@ -200,13 +220,16 @@ def hosts_of(names: str, num: int) -> list[Host]:
     return hosts
 
 
+KINDS = {"home": run_home, "activations": run_activations, "table": run_table}
+
+
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("what", choices=("home", "adapter", "table"))
+    add("what", choices=(*KINDS, "adapter"))
     add("--namespaces", default="", metavar="NAMES", help="of slow hosts, the leader's first")
     add("--fast", default="", metavar="NAMES", help="of the fast net's hosts (default: loopback)")
     add("--microbatches", type=int, nargs="+", default=[8, 16, 32], help="(default: 8 16 32)")
@@ -232,7 +255,7 @@ def run_bench(options: argparse.Namespace, folder: Path) -> int:
     """Measure in `folder`; return the exit code."""
     bench = Bench(folder, options.threads, time.monotonic() + options.time_max_s)
     try:
-        (run_table if options.what == "table" else run_home)(bench, options)
+        KINDS.get(options.what, run_home)(bench, options)
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1

@@ -37,6 +37,17 @@ WIDE_MODEL = ModelConfig(
 WIDE_BATCH = BatchConfig(sequence_length=64, microbatch_size=2, num_microbatches=NUM_MEMBERS)
 """A microbatch for each member of the only relay stage."""
 
+THIN_MODEL = ModelConfig(
+    vocab_size=512,
+    hidden_size=1024,
+    intermediate_size=128,
+    num_hidden_layers=1,
+    num_attention_heads=8,
+    num_key_value_heads=1,
+)
+"""Many bytes of an activation for each parameter: links are the bottleneck, not devices."""
+THIN_BATCH = BatchConfig(sequence_length=256, microbatch_size=1)
+
 PROTOCOL = ProtocolConfig(
     heartbeat_timeout_s=30.0,
     probe_timeout_s=20.0,
@@ -75,6 +86,23 @@ def adapter_run(num_microbatches: int, num_iterations: int) -> RunConfig:
         sync=SyncConfig(),
         # Relays are new in so short a run. Their audits would take a quarter of it on both nets.
         audits=NO_AUDITS,
+    )
+
+
+def activations_run(
+    compression: ActivationCompression, num_microbatches: int, num_iterations: int
+) -> RunConfig:
+    """Return a run of one relay stage that sends little but activations and their gradients."""
+    return RunConfig(
+        name=f"activations-{compression.value}",
+        num_iterations=num_iterations,
+        model=THIN_MODEL,
+        stages=StagesConfig(num_relay_stages=1),
+        batch=replace(THIN_BATCH, num_microbatches=num_microbatches),
+        optimizer=OptimizerConfig(lr=1e-3),
+        activations=ActivationsConfig(compression=compression),
+        sync=dilocox(num_iterations, 32),
+        protocol=PROTOCOL,
     )
 
 
