@@ -10,6 +10,7 @@ from decod.model.shape import (
     block_shapes,
     frozen_bytes,
     frozen_shapes,
+    hidden_matrices,
     input_bytes,
     kept_bytes,
     loss_bytes,
@@ -17,6 +18,7 @@ from decod.model.shape import (
 )
 from decod.run.model_config import ModelDtype, stage_blocks
 from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerName
 from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
 
 _GRADIENT = 1
@@ -103,9 +105,14 @@ def stage_needs(
     wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
     # A bfloat16 model has weights of its own beside the wide ones.
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
-    num_stepped = 1 + len(run.optimizer.name.moments)
-    num_held = 2 * num_stepped + _GRADIENT + (_OUTER if sync.steps_locally else 0)
-    num_held += _TRAVELLING if sync.overlap else 0
+    num_moments = num_parameters * len(run.optimizer.name.moments)
+    if run.optimizer.name is OptimizerName.MUON:
+        shapes = trained_shapes(run, stage_index)
+        num_moments -= sum(math.prod(shapes[name]) for name in hidden_matrices(run, stage_index))
+    num_held = 2 * (num_parameters + num_moments)
+    num_held += num_parameters * (
+        _GRADIENT + (_OUTER if sync.steps_locally else 0) + (_TRAVELLING if sync.overlap else 0)
+    )
     blocks = stage_blocks(model, run.stages)[stage_index]
     batch = run.batch
     is_first = stage_index == 0
@@ -118,7 +125,7 @@ def stage_needs(
         state_bytes=sum(DTYPE_BYTES[kind] * math.prod(shape) for kind, shape in tensors.values()),
         base_bytes=model.dtype.num_bytes * sum(map(math.prod, frozen.values())),
         weights_bytes=num_parameters * (wide_bytes + narrow_bytes) + frozen_bytes(run, stage_index),
-        optimizer_bytes=num_parameters * (num_held - 1) * wide_bytes,
+        optimizer_bytes=(num_held - num_parameters) * wide_bytes,
         gradient_bytes=num_parameters * _GRADIENT * wide_bytes,
         loss_bytes=loss_bytes(model, num_tokens, trains_head=trains) if is_first else 0,
         microbatch_bytes=kept_bytes(

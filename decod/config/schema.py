@@ -34,6 +34,7 @@ from decod.run.training_config import (
     SYNC_EVERY_MAX,
     ActivationCompression,
     Adapt,
+    OptimizerName,
     WireDtype,
 )
 
@@ -331,6 +332,13 @@ def formats_of(run: RunConfig) -> tuple[AverageFormat, ...]:
 
 def _validate_sync(run: RunConfig) -> None:
     sync = run.sync
+    if run.optimizer.name is OptimizerName.MUON and not sync.steps_locally:
+        raise ConfigError(
+            "optimizer.name is muon",
+            why="members on different hardware get other bits of a product of matrices, and so "
+            "would not agree on a step that all take",
+            fix='set sync.method to "diloco", in which each member steps by itself',
+        )
     try:
         plans = plans_of(run)
     except CompressionError as error:

@@ -38,6 +38,13 @@ def outer_shapes(model: ModelConfig) -> Shapes:
     return shapes
 
 
+def hidden_matrices(run: RunConfig, stage_index: int) -> frozenset[str]:
+    """Return the names of a stage's trained matrices, without embedding and head."""
+    outer = outer_shapes(run.model)
+    shapes = trained_shapes(run, stage_index).items()
+    return frozenset(name for name, shape in shapes if len(shape) == 2 and name not in outer)
+
+
 StoredTensors = dict[str, tuple[tuple[str, tuple[int, ...]], ...]]
 """By a parameter's name: names and shapes of the tensors of a file that hold its elements."""
 

@@ -122,17 +122,22 @@ class OptimizerName(StrEnum):
     """Source: Loshchilov and Hutter, arXiv:1711.05101, algorithm 2."""
     SGD = "sgd"
     """With momentum, and decay as that of AdamW. Source: the same, algorithm 1."""
+    MUON = "muon"
+    """Steps of hidden matrices are made orthogonal; AdamW takes the others. Source: Jordan and
+    others, kellerjordan.github.io/posts/muon; inside members MuLoCo (arXiv:2505.23725)."""
 
     @property
     def moments(self) -> tuple[str, ...]:
         """What it keeps of each parameter from step to step, by torch's names.
 
-        The first resembles a mean of gradients. Each is as wide as the sum of gradients.
+        The first resembles a mean of gradients. Each is as wide as the sum of gradients. Muon keeps
+        the second only of what is no hidden matrix.
         """
         return _MOMENTS[self]
 
 
 _MOMENTS = {
+    OptimizerName.MUON: ("momentum_buffer", "exp_avg_sq"),
     OptimizerName.ADAMW: ("exp_avg", "exp_avg_sq"),
     OptimizerName.SGD: ("momentum_buffer",),
 }
@@ -143,16 +148,17 @@ class OptimizerConfig:
     """The optimizer of a run's nodes, with a warm-up and a schedule."""
 
     name: OptimizerName = OptimizerName.ADAMW
-    """`adamw`, or `sgd` with momentum, which needs less memory and traffic to join. Both decay
-    weights apart from the gradient."""
+    """`adamw`, or `sgd` with momentum, which needs less memory and traffic to join. `muon` learns
+    more from seldom averages, and needs less memory than `adamw`: only for sync.method = "diloco".
+    All decay weights apart from the gradient."""
     lr: float = 1e-3
     """Peak learning rate. Lower it when the loss jumps."""
     beta1: float = 0.9
-    """Decay of the gradient's mean, or for `sgd` the momentum. In [0, 1)."""
+    """Decay of the gradient's mean, or for `sgd` and `muon` the momentum. In [0, 1)."""
     beta2: float = 0.95
-    """Decay of the gradient's square, for `adamw`. In [0, 1)."""
+    """Decay of the gradient's square, for `adamw` and `muon`. In [0, 1)."""
     eps: float = 1e-8
-    """Added to the denominator, for `adamw`. Positive."""
+    """Added to the denominator, for `adamw` and `muon`. Positive."""
     weight_decay: float = 0.1
     """Applied to matrices only: norms and biases are not decayed. At least 0."""
     warmup_iterations: int = 0

@@ -163,7 +163,7 @@ class CommittedState(Generic[StateT]):
         assert shared.weights.shape == (layout.num_elements,), shared.weights.shape
         self.layout = layout
         self._rule = rule
-        self.committed = rule.begin(shared, iteration)
+        self.committed = rule.begin(shared, iteration, layout)
         self.iteration = self.anchor = iteration
         """The last committed iteration, and the last that ended with an average."""
         self.hash = rule.hash(layout, self.committed)
@@ -179,7 +179,7 @@ class CommittedState(Generic[StateT]):
         """Begin anew from what the stage has in common, and forget a proposed step."""
         assert shared.weights.shape == (self.layout.num_elements,), shared.weights.shape
         self.retract()
-        self.committed = self._rule.begin(shared, iteration)
+        self.committed = self._rule.begin(shared, iteration, self.layout)
         self._spare = self.ahead = None
         self.iteration = self.anchor = iteration
         self.hash = self._rule.hash(self.layout, self.committed)

@@ -24,14 +24,13 @@ Legend: P parameters of a stage, flat. V those that are averaged: all, or a frag
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from decod.run.training_config import OptimizerConfig, SyncConfig
 from decod.train.checkpoint.description import joined_hash
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.layout import Layout, SharedState
-from decod.train.optimizers import OptimizerState, clip_factor, optimizer_step
+from decod.train.optimizers import OptimizerState, clip_factor, optimizer_step, zero_moments
 from decod.train.reduction import divisor, require_finite, square_sum
 from decod.train.update_rule import Averaged, StepInput, nothing_to_send
 
@@ -79,10 +78,10 @@ class DiLoCo:
         self._optimizer = optimizer
         self._sync = sync
 
-    def begin(self, shared: SharedState, iteration: int) -> DiLoCoState:  # noqa: ARG002
+    def begin(self, shared: SharedState, iteration: int, layout: Layout) -> DiLoCoState:  # noqa: ARG002
         """Return the state of a member that starts from the anchor."""
         anchor_P = shared.weights
-        moments = tuple(torch.zeros_like(anchor_P) for _ in self._optimizer.name.moments)
+        moments = zero_moments(self._optimizer.name, anchor_P, layout.segments())
         inner = OptimizerState(anchor_P.clone(), moments)
         nothing = (0,) * self._sync.fragments
         return DiLoCoState(inner, anchor_P, shared.moments[MOMENTUM_PREFIX], anchor_P, nothing)

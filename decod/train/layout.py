@@ -7,9 +7,8 @@ Legend: P parameters of the stage.
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -42,10 +41,16 @@ class SharedState:
 
 
 class Layout:
-    """Positions of a stage's parameters in flat buffers of `num_elements` elements."""
+    """Positions of a stage's parameters in flat buffers of `num_elements` elements.
 
-    def __init__(self, shapes: Shapes) -> None:
+    Args:
+        shapes: Of the parameters, by name.
+        whole: Names of matrices for which an optimizer takes steps as a whole.
+    """
+
+    def __init__(self, shapes: Shapes, whole: Collection[str] = ()) -> None:
         self.shapes: Shapes = dict(sorted(shapes.items()))
+        self._whole = whole
         self.slices: dict[str, slice] = {}
         start = 0
         for name, shape in self.shapes.items():
@@ -60,19 +65,21 @@ class Layout:
             yield name, flat_P[here].view(self.shapes[name])
 
     def segments(self) -> list[Segment]:
-        """Return the segments of equal weight decay: matrices are decayed, norms and biases not."""
-        starts = [
-            here.start
-            for (name, here), before in zip(
-                self.slices.items(), [None, *self.shapes.values()], strict=False
-            )
-            if before is None or (len(before) > 1) != (len(self.shapes[name]) > 1)
-        ]
-        decayed = {here.start: len(self.shapes[name]) > 1 for name, here in self.slices.items()}
-        return [
-            Segment(start, stop, decayed[start])
-            for start, stop in pairwise([*starts, self.num_elements])
-        ]
+        """Return the segments of equal weight decay: matrices are decayed, norms and biases not.
+
+        A matrix that is stepped as a whole has a segment to itself.
+        """
+        found = list[Segment]()
+        for name, here in self.slices.items():
+            shape = self.shapes[name]
+            matrix = (shape[0], shape[1]) if name in self._whole else None
+            decayed = len(shape) > 1
+            last = found[-1] if found else None
+            if last and last.decayed == decayed and matrix is None and last.matrix is None:
+                found[-1] = replace(last, stop=here.stop)
+            else:
+                found.append(Segment(here.start, here.stop, decayed, matrix))
+        return found
 
     def hash(self, flat_P: Tensor) -> str:
         """Return the sha256 of names, shapes and each tensor's sha256, as hexadecimal digits.

@@ -1,6 +1,8 @@
 """Optimizers that give the same bits on every device, from old buffers into new ones.
 
-A new one needs a name and its moments (`OptimizerName`), and its step in `OPTIMIZERS`.
+A new one needs a name and its moments (`OptimizerName`), and its step in `OPTIMIZERS`. Muon is the
+exception to what follows: it multiplies matrices, so it is only for members that step by
+themselves. Its steps are torch's.
 
 Some kernels of torch's optimizers fuse a multiplication and an addition, depending on the device.
 A CPU and a GPU that took the same step would then hold different weights, but the members of a
@@ -39,6 +41,8 @@ class Segment:
     start: int
     stop: int
     decayed: bool
+    matrix: tuple[int, int] | None = None
+    """The shape of a single matrix, for which Muon takes the step. None: another optimizer does."""
 
 
 @dataclass(slots=True)
@@ -48,7 +52,8 @@ class OptimizerState:
     weights: Tensor
     """The weights. For bfloat16 models, the float32 master weights."""
     moments: tuple[Tensor, ...]
-    """What the optimizer keeps, in the order of `OptimizerName.moments`."""
+    """What the optimizer keeps, in the order of `OptimizerName.moments`: (P,) each. The second of
+    Muon is only of what is no matrix, without gaps."""
     num_steps: int = 0
     """Steps since the moments were zero, for the bias correction."""
 
@@ -63,6 +68,17 @@ class OptimizerState:
         for own, others in zip(self.moments, other.moments, strict=True):
             own.copy_(others)
         self.num_steps = other.num_steps
+
+
+def zero_moments(
+    optimizer: OptimizerName, weights_P: Tensor, segments: Sequence[Segment]
+) -> tuple[Tensor, ...]:
+    """Return the moments before the first step. Arguments as for `optimizer_step`."""
+    moments = [torch.zeros_like(weights_P) for _ in optimizer.moments]
+    if optimizer is OptimizerName.MUON:
+        num_others = sum(s.stop - s.start for s in segments if s.matrix is None)
+        moments[1] = torch.zeros_like(weights_P[:num_others])
+    return tuple(moments)
 
 
 def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
@@ -142,16 +158,73 @@ def optimizer_step(
         here = slice(segment.start, segment.stop)
         factor = 1 - lr * optimizer.weight_decay if segment.decayed else 1.0
         torch.mul(old.weights[here], factor, out=new.weights[here])
+    runs = [slice(0, gradient_P.numel())]
+    if optimizer.name is OptimizerName.MUON:
+        matrices = [each for each in segments if each.matrix is not None]
+        _step_matrices(old.moments[0], new, gradient_P, matrices, optimizer, lr)
+        runs = [slice(each.start, each.stop) for each in segments if each.matrix is None]
     step = OPTIMIZERS[optimizer.name](optimizer, lr, new.num_steps)
     # Elements are independent, so chunks change no bit.
     chunk_size = _CHUNK_SIZE_CUDA if gradient_P.is_cuda else _CHUNK_SIZE
     scratch_P = torch.empty_like(gradient_P[:chunk_size])
-    for start in range(0, gradient_P.numel(), chunk_size):
-        here = slice(start, start + chunk_size)
-        part_P = gradient_P[here]
-        update_P = scratch_P[: part_P.numel()]
-        step(part_P, [m[here] for m in old.moments], [m[here] for m in new.moments], update_P)
-        new.weights[here].sub_(update_P)
+    num_done = 0
+    for run in runs:
+        for start in range(run.start, run.stop, chunk_size):
+            here = slice(start, min(start + chunk_size, run.stop))
+            num = here.stop - here.start
+            # All but the first may be without matrices.
+            places = [here, *[slice(num_done, num_done + num) for _ in old.moments[1:]]]
+            before, after = (
+                [moment[place] for moment, place in zip(each.moments, places, strict=True)]
+                for each in (old, new)
+            )
+            step(gradient_P[here], before, after, scratch_P[:num])
+            new.weights[here].sub_(scratch_P[:num])
+            num_done += num
+
+
+def _step_matrices(
+    momentum_P: Tensor,
+    new: OptimizerState,
+    gradient_P: Tensor,
+    matrices: Sequence[Segment],
+    optimizer: OptimizerConfig,
+    lr: float,
+) -> None:
+    """Take Muon's step of some matrices, whose weights have decayed already.
+
+    A step is as long as one of AdamW would be, so that both have one rate.
+
+    Args:
+        momentum_P: Of the old state. Not changed.
+        new: Its weights and first moment are overwritten there.
+        gradient_P: As for `optimizer_step`.
+        matrices: Segments of a matrix each.
+        optimizer: Contains the momentum.
+        lr: Of the iteration.
+    """
+    if not matrices:
+        return
+    new_momentum_P = new.moments[0]
+
+    def view(flat_P: Tensor, segment: Segment) -> Tensor:
+        assert segment.matrix is not None
+        return flat_P[segment.start : segment.stop].view(segment.matrix)
+
+    parameters = [view(new.weights, each) for each in matrices]
+    muon = torch.optim.Muon(
+        parameters,
+        lr=lr,
+        weight_decay=0.0,
+        momentum=optimizer.beta1,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    for parameter, segment in zip(parameters, matrices, strict=True):
+        momentum = view(new_momentum_P, segment)
+        momentum.copy_(view(momentum_P, segment))
+        parameter.grad = view(gradient_P, segment)
+        muon.state[parameter]["momentum_buffer"] = momentum
+    muon.step()  # type: ignore[no-untyped-call]
 
 
 Update = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor], Tensor], None]
@@ -200,6 +273,7 @@ def _sgd(optimizer: OptimizerConfig, lr: float, num_steps: int) -> Update:  # no
 OPTIMIZERS: Mapping[OptimizerName, Callable[[OptimizerConfig, float, int], Update]] = {
     OptimizerName.ADAMW: _adamw,
     OptimizerName.SGD: _sgd,
+    OptimizerName.MUON: _adamw,
 }
 """The step of each optimizer, by its rates, the rate of the iteration, and the number of the step
-since the moments were zero."""
+since the moments were zero. Of Muon: that of what is no matrix."""

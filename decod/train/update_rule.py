@@ -86,12 +86,13 @@ class UpdateRule(Protocol[StateT]):
         common."""
         ...
 
-    def begin(self, shared: SharedState, iteration: int) -> StateT:
+    def begin(self, shared: SharedState, iteration: int, layout: Layout) -> StateT:
         """Return the state of a member that holds what its stage has in common.
 
         Args:
             shared: Not copied: steps write into other buffers.
             iteration: The last that was committed.
+            layout: Positions of the parameters.
         """
         ...
 
@@ -151,7 +152,7 @@ class StepEveryIteration:
         self._optimizer = optimizer
         self.prefixes = moment_prefixes(optimizer.name)
 
-    def begin(self, shared: SharedState, iteration: int) -> OptimizerState:
+    def begin(self, shared: SharedState, iteration: int, layout: Layout) -> OptimizerState:  # noqa: ARG002
         """Return the state: there is nothing that a member has for itself."""
         moments = tuple(shared.moments[prefix] for prefix in self.prefixes)
         return OptimizerState(shared.weights, moments, iteration)
@@ -247,9 +248,9 @@ class DelayedStep:
         self._at_once = StepEveryIteration(optimizer)
         self.prefixes = (*self._at_once.prefixes, PENDING_PREFIX)
 
-    def begin(self, shared: SharedState, iteration: int) -> DelayedState:
+    def begin(self, shared: SharedState, iteration: int, layout: Layout) -> DelayedState:
         """Return the state: there is nothing that a member has for itself."""
-        inner = self._at_once.begin(shared, max(0, iteration - 1))
+        inner = self._at_once.begin(shared, max(0, iteration - 1), layout)
         return DelayedState(inner, shared.moments[PENDING_PREFIX])
 
     def shared(self, state: DelayedState) -> SharedState:
@@ -342,7 +343,7 @@ class ParametersOnly:
     def __init__(self, delay: int = 0) -> None:
         self._delay = delay
 
-    def begin(self, shared: SharedState, iteration: int) -> Weights:  # noqa: ARG002
+    def begin(self, shared: SharedState, iteration: int, layout: Layout) -> Weights:  # noqa: ARG002
         """Return the state: the parameters."""
         return Weights(shared.weights)
 

@@ -9,6 +9,7 @@ A method's name says what it is:
     h10-d3           an average travels, and counts 3 iterations later; members go on meanwhile
     h10-d10-back     ... and go back to the anchor when it begins to travel (DiLoCoX)
     h10-d3-int4      ... and averages travel as `int4`; or `-lowrank`: as `lowrank+int4`
+    h10-muon         members step with Muon; so with all of the above
 """
 
 import dataclasses
@@ -22,7 +23,14 @@ from decod.compression.plan import Method as Compression
 from decod.config.schema import count_parameters, validate
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import BatchConfig, OptimizerConfig, Schedule, SyncConfig, SyncMethod
+from decod.run.training_config import (
+    BatchConfig,
+    OptimizerConfig,
+    OptimizerName,
+    Schedule,
+    SyncConfig,
+    SyncMethod,
+)
 
 NUM_REPLICAS = 4
 
@@ -115,6 +123,7 @@ class Method:
     goes_back: bool = False
     """Whether members go back to the anchor while an average travels."""
     compression: Compression = Compression.NONE
+    optimizer: OptimizerName = OptimizerName.ADAMW
     share: float = 1.0
     """Of the iterations."""
 
@@ -147,7 +156,9 @@ class Method:
             ),
             batch=scale.batch,
             optimizer=OptimizerConfig(
+                name=self.optimizer,
                 lr=rates.inner,
+                beta1=0.95 if self.optimizer is OptimizerName.MUON else 0.9,
                 warmup_iterations=num_iterations // 20,
                 schedule=Schedule.COSINE,
                 decay_iterations=num_iterations,
@@ -161,7 +172,7 @@ class Method:
         return run
 
 
-_NAME = re.compile(r"h(\d+)(?:-d(\d+))?(-back)?(?:-(int4|lowrank))?\Z")
+_NAME = re.compile(r"h(\d+)(?:-d(\d+))?(-back)?(-muon)?(?:-(int4|lowrank))?\Z")
 _COMPRESSIONS = {
     None: Compression.NONE,
     "int4": Compression.INT4,
@@ -184,7 +195,8 @@ def method_of(name: str) -> Method:
     every, delay = int(found[1]), int(found[2] or 0)
     if every < 2 or delay > every or (found[3] and not delay):
         raise ValueError(f"{name!r} is no method: an average counts before the next is made")
-    return Method(name, every, delay, bool(found[3]), _COMPRESSIONS[found[4]])
+    optimizer = OptimizerName.MUON if found[4] else OptimizerName.ADAMW
+    return Method(name, every, delay, bool(found[3]), _COMPRESSIONS[found[5]], optimizer)
 
 
 ROWS = (
@@ -193,12 +205,13 @@ ROWS = (
     *(f"h{every}-d{delay}" for every in (10, 30) for delay in (1, 2, 5, 10)),
     *("h30-d30", "h10-d2-int4", "h30-d5-int4"),
     *("h10-d10-back", "h10-d10-back-lowrank", "cocktailsgd"),
+    *("h30-muon", "h30-d5-muon", "h30-d5-muon-int4"),
 )
 """The rows of the table."""
 
 SEARCHED = (
     *("all-reduce", "cocktailsgd", "h10", "h30", "h60", "h10-d2", "h10-d10", "h30-d5", "h30-d30"),
-    "h10-d10-back",
+    *("h10-d10-back", "h30-muon", "h30-d5-muon"),
 )
 """The methods for which rates are searched. Others take those of the nearest of them."""
 
@@ -219,6 +232,7 @@ def rates_of(method: Method, scale: str) -> Rates:
         for name in known
         if (other := method_of(name)).is_local == method.is_local
         and other.goes_back == method.goes_back
+        and other.optimizer is method.optimizer
         and (method.is_local or other.compression is method.compression)
     ]
     return known[min(kind)[1]] if kind else Rates(SCALES[scale].lr)

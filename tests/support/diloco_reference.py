@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from decod.compression.plan import StagePlans
-from decod.model.shape import LORA_A, LORA_B, trained_shapes
+from decod.model.shape import LORA_A, LORA_B, hidden_matrices, trained_shapes
 from decod.model.stage import empty_model, initial_weight
 from decod.run.adapter_config import NO_ADAPTER, AdapterConfig
 from decod.run.model_config import ModelConfig, StagesConfig
 from decod.run.run_config import RunConfig
 from decod.run.training_config import OptimizerConfig, SyncConfig
 from decod.train.optimizers import learning_rate
-from tests.support.reference import make_stepper, plain_autograd
+from tests.support.reference import Steppers, make_stepper, plain_autograd
 
 Path = tuple[str, ...]
 """The node that served a microbatch at each stage, stage 0 first."""
@@ -35,7 +35,7 @@ class Replica:
     weights: dict[str, Tensor]
     start: dict[str, Tensor]
     """The weights with which its local phase began."""
-    inner: torch.optim.Optimizer
+    inner: torch.optim.Optimizer | Steppers
     num_now: int = 0
     """Microbatches of the iteration."""
     num_learnt: Counter[str] = field(default_factory=Counter)
@@ -87,7 +87,9 @@ class Reference:
         self._names = {name: inside[id(parameter)] for name, parameter in by_name.items()}
         """The module's own names."""
         run = RunConfig(model=model, stages=stages, adapter=adapter)
-        self._shapes = [trained_shapes(run, k) for k in range(stages.num_relay_stages + 1)]
+        indexes = range(stages.num_relay_stages + 1)
+        self._shapes = [trained_shapes(run, k) for k in indexes]
+        self._hidden = [hidden_matrices(run, k) for k in indexes]
         self.replicas: dict[str, Replica] = {}
         self.stages = [self._stage(k) for k in range(len(self._shapes))]
 
@@ -121,7 +123,9 @@ class Reference:
             for name, tensor in self.stages[stage].anchor.items()
         }
         start = {name: tensor.detach().clone() for name, tensor in weights.items()}
-        replica = Replica(stage, weights, start, make_stepper(weights.values(), self._optimizer))
+        hidden = [weights[name] for name in sorted(self._hidden[stage])]
+        stepper = make_stepper(weights.values(), self._optimizer, hidden)
+        replica = Replica(stage, weights, start, stepper)
         self.replicas[node] = replica
         self.stages[stage].replicas.append(replica)
 

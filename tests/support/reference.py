@@ -7,6 +7,7 @@ this oracle.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -56,8 +57,41 @@ class DecayedSGD(torch.optim.SGD):
         super().step(closure)
 
 
-def make_stepper(weights: Iterable[Tensor], optimizer: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return torch's optimizer. Matrices decay, other weights don't."""
+class Steppers:
+    """Two optimizers that step as one."""
+
+    def __init__(self, *steppers: torch.optim.Optimizer) -> None:
+        self._steppers = steppers
+        self.param_groups = [group for each in steppers for group in each.param_groups]
+
+    def step(self) -> None:
+        for each in self._steppers:
+            each.step()
+
+    def zero_grad(self) -> None:
+        for each in self._steppers:
+            each.zero_grad()
+
+
+def make_stepper(
+    weights: Iterable[Tensor], optimizer: OptimizerConfig, hidden: Sequence[Tensor] = ()
+) -> torch.optim.Optimizer | Steppers:
+    """Return torch's optimizer. Matrices decay, other weights don't. Muon steps the hidden ones."""
+    if optimizer.name is OptimizerName.MUON:
+        known = {id(weight) for weight in hidden}
+        others = [weight for weight in weights if id(weight) not in known]
+        adamw = make_stepper(others, replace(optimizer, name=OptimizerName.ADAMW))
+        assert isinstance(adamw, torch.optim.Optimizer)
+        if not hidden:
+            return adamw
+        muon = torch.optim.Muon(
+            hidden,
+            lr=optimizer.lr,
+            weight_decay=optimizer.weight_decay,
+            momentum=optimizer.beta1,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        return Steppers(muon, adamw)
     matrices, others = list[Tensor](), list[Tensor]()
     for weight in weights:
         (matrices if weight.ndim >= 2 else others).append(weight)

@@ -28,6 +28,9 @@ from decod.run.training_config import (
     ActivationsConfig,
     BatchConfig,
     OptimizerConfig,
+    OptimizerName,
+    SyncConfig,
+    SyncMethod,
 )
 from tests.support.manifests import changed
 
@@ -205,6 +208,13 @@ def test_compressed_activations_have_their_size_on_the_wire(
     assert activation_size_bytes(run) == 8 * 3 * token_bytes
     assert sizes_of(run).activation_bytes == tensor_sizes(run).activation_bytes == 24 * token_bytes
     assert facts_of(make_manifest(run=run)).activation_size_bytes == 24 * token_bytes
+
+
+def test_muon_is_for_members_that_step_by_themselves() -> None:
+    optimizer = OptimizerConfig(name=OptimizerName.MUON)
+    with pytest.raises(ConfigError, match=r"optimizer\.name is muon"):
+        validate(RunConfig(optimizer=optimizer))
+    validate(RunConfig(optimizer=optimizer, sync=SyncConfig(method=SyncMethod.DILOCO)))
 
 
 def test_a_width_that_does_not_suit_four_bits_is_refused() -> None:

@@ -11,7 +11,7 @@ from decod.config.presets import PRESETS
 from decod.run.training_config import OptimizerConfig, OptimizerName, SyncConfig, SyncMethod
 from decod.train.checkpoint.entries import MOMENTUM_PREFIX
 from decod.train.diloco import DiLoCo
-from decod.train.layout import SharedState
+from decod.train.layout import Layout, SharedState
 from decod.train.optimizers import Segment
 from decod.train.update_rule import NO_AVERAGE, StepInput
 
@@ -28,7 +28,8 @@ def distance(sync: SyncConfig) -> float:
     plain = OptimizerConfig(name=OptimizerName.SGD, lr=1.0, beta1=0.0, weight_decay=0.0)
     rule = DiLoCo(plain, sync)
     shared = SharedState(torch.ones(1, dtype=torch.float64), {})
-    state = rule.begin(SharedState.without_moments(shared.weights, (MOMENTUM_PREFIX,)), 0)
+    begun = SharedState.without_moments(shared.weights, (MOMENTUM_PREFIX,))
+    state = rule.begin(begun, 0, Layout({"weight": (1,)}))
     step = StepInput(state.weights, 1, 0, [Segment(0, 1, decayed=False)])
     for iteration in range(1, NUM_STEPS + 1):
         new = state.empty_like()

@@ -17,6 +17,7 @@ from decod.run.run_config import RunConfig
 from decod.run.training_config import (
     BatchConfig,
     OptimizerConfig,
+    OptimizerName,
     ReductionConfig,
     SyncConfig,
     SyncMethod,
@@ -33,9 +34,11 @@ from decod.train.optimizers import (
     clip_factor,
     learning_rate,
     optimizer_step,
+    zero_moments,
 )
 from decod.train.reduction import reduce_part, square_sum
 from tests.support.devices import on_devices
+from tests.support.reference import make_stepper
 
 torch.set_num_threads(1)
 
@@ -489,6 +492,34 @@ def test_steps_equal_those_of_torch(device: str, size: int, warmup: int, seed: i
     torch.testing.assert_close(found, torch.cat(expected).detach(), rtol=1e-12, atol=1e-14)
 
 
+def test_muon_steps_as_torch_does() -> None:
+    """50 steps in float64, beside AdamW for what is no hidden matrix."""
+    optimizer = OptimizerConfig(name=OptimizerName.MUON, lr=0.02, beta1=0.95, warmup_iterations=9)
+    shapes = {"a": (6,), "b": (8, 12), "c": (20, 4), "embedding": (7, 8), "z": (3,)}
+    layout = Layout(shapes, {"b", "c"})
+    generator = torch.Generator().manual_seed(4)
+    start_P = torch.randn(layout.num_elements, generator=generator, dtype=torch.float64)
+    expected = {name: view.clone().requires_grad_() for name, view in layout.views(start_P)}
+    stepper = make_stepper(expected.values(), optimizer, [expected["b"], expected["c"]])
+    segments = layout.segments()
+    state = OptimizerState(start_P, zero_moments(optimizer.name, start_P, segments))
+    assert len(state.moments[1]) == 6 + 7 * 8 + 3
+    for iteration in range(1, 51):
+        gradient_P = torch.randn(len(start_P), generator=generator, dtype=torch.float64)
+        for name, view in layout.views(gradient_P):
+            expected[name].grad = view.clone()
+        for group in stepper.param_groups:
+            group["lr"] = learning_rate(optimizer, iteration)
+        stepper.step()
+        new = state.empty_like()
+        optimizer_step(
+            state, new, gradient_P, segments=segments, optimizer=optimizer, iteration=iteration
+        )
+        state = new
+    for name, view in layout.views(state.weights):
+        torch.testing.assert_close(view, expected[name].detach(), rtol=0, atol=1e-10)
+
+
 def test_the_rate_rises_linearly_to_its_peak() -> None:
     optimizer = OptimizerConfig(lr=0.4, warmup_iterations=3)
     assert [learning_rate(optimizer, t) for t in (1, 2, 3, 4, 5)] == pytest.approx(
@@ -499,6 +530,13 @@ def test_the_rate_rises_linearly_to_its_peak() -> None:
 def test_only_matrices_are_decayed() -> None:
     layout = Layout({"a": (2,), "b": (2, 3), "c": (1, 2), "d": (4,)})
     assert layout.segments() == [Segment(0, 2, False), Segment(2, 10, True), Segment(10, 14, False)]
+    apart = Layout({"a": (2, 2), "b": (2, 3), "c": (1, 2), "d": (4,)}, {"b"})
+    assert apart.segments() == [
+        Segment(0, 4, True),
+        Segment(4, 10, True, (2, 3)),
+        Segment(10, 12, True),
+        Segment(12, 16, False),
+    ]
 
 
 def test_a_member_without_a_contribution_keeps_what_it_rounds_off() -> None:
