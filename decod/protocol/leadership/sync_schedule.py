@@ -96,7 +96,8 @@ class Adaptation:
         self.spec = replace(spec, fragment=0)
         if spec.rank:
             self._ratio = spec.rank / self._rank
-            self.every = self._every_by_rank
+            if self._sync.adapt is Adapt.RANK:
+                self.every = self._every_by_rank
 
     @property
     def budget_s(self) -> float:
@@ -454,7 +455,8 @@ class SyncSchedule:
         self.travelling = opening.travelling
         self.slow = opening.slow
         self._travelled = {}
-        self._arrival = None
+        # It may be committed as it was opened.
+        self._arrival = opening.iteration if opening.arrival else None
         self._arrival_failed = False
         number = opening.iteration.number
         self._due = opening.due or number

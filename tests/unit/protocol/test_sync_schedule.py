@@ -104,6 +104,23 @@ def test_what_an_average_lacks_is_counted_when_it_arrives() -> None:
     assert commit(made, 6, (0, 40), (1, 25)) == {1: 15}
 
 
+def test_another_leader_commits_an_arrival_that_was_opened_as_one() -> None:
+    """Members have used the average by then."""
+    first, successor = (schedule(every=4, overlaps=True, last=20) for _ in range(2))
+    for number in range(1, 5):
+        commit(first, number)
+    commit(first, 5, travelled=HERE)
+    opening = opened(first, 6)
+    assert opening.arrival
+    successor.resume(opening)
+    commit(successor, 6, (0, 40), (1, 40))
+    assert (successor.anchor, successor.travelling) == (Iteration(6, 1), None)
+    assert (successor.average_delay, successor.due) == (2, 8)
+    again = schedule(every=4, overlaps=True, last=20)
+    again.resume(opening)
+    assert not opened(again, 6, attempt=2).arrival
+
+
 def test_an_arrival_that_failed_waits_for_the_end_of_the_phase() -> None:
     """Whatever made it fail may have been in the average."""
     made = schedule(every=4, overlaps=True, last=20)
