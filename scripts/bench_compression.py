@@ -39,6 +39,7 @@ CODINGS: dict[str, Coding] = {
     "rotated": RotatedCoding(4096, 1024),
     "... noisy": RotatedCoding(4096, 1024),
 }
+NOISE = {"... noisy": Noise(1)}
 
 
 def best_s(device: str, work: Callable[[], object]) -> float:
@@ -67,8 +68,7 @@ def bench_codings(device: str, num_elements: int) -> None:
     print("format     bytes/element   encode GB/s   decode GB/s   both GB/s   both / copy")
     for name, coding in CODINGS.items():
         coded = encode(coding, values)
-        noise = Noise(1) if name == "... noisy" else None
-        encode_s = best_s(device, partial(encode, coding, values, noise=noise))
+        encode_s = best_s(device, partial(encode, coding, values, noise=NOISE.get(name)))
         decode_s = best_s(device, partial(decode, coding, coded, num_elements))
         both = gigabytes / (encode_s + decode_s)
         print(

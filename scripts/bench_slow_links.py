@@ -220,7 +220,12 @@ def hosts_of(names: str, num: int) -> list[Host]:
     return hosts
 
 
-KINDS = {"home": run_home, "activations": run_activations, "table": run_table}
+KINDS = {
+    "home": run_home,
+    "adapter": run_home,
+    "activations": run_activations,
+    "table": run_table,
+}
 
 
 def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -229,7 +234,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("what", choices=(*KINDS, "adapter"))
+    add("what", choices=KINDS)
     add("--namespaces", default="", metavar="NAMES", help="of slow hosts, the leader's first")
     add("--fast", default="", metavar="NAMES", help="of the fast net's hosts (default: loopback)")
     add("--microbatches", type=int, nargs="+", default=[8, 16, 32], help="(default: 8 16 32)")
@@ -255,7 +260,7 @@ def run_bench(options: argparse.Namespace, folder: Path) -> int:
     """Measure in `folder`; return the exit code."""
     bench = Bench(folder, options.threads, time.monotonic() + options.time_max_s)
     try:
-        KINDS.get(options.what, run_home)(bench, options)
+        KINDS[options.what](bench, options)
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1

@@ -124,8 +124,7 @@ def decode_sparse(coding: SparseCoding, coded_C: Tensor, num_elements: int, seed
     kept = coding.num_kept
     num_candidates = coding.num_candidates(num_elements)
     num_blocks = -(-num_candidates // BLOCK_SIZE)
-    sizes = [num_blocks * SCALE_BYTES, num_blocks * kept, num_blocks * (kept // 2)]
-    scales_C, places_C, codes_C = torch.split(coded_C, sizes)
+    scales_C, places_C, codes_C = torch.split(coded_C, [*coding.runs(num_elements)])
     scales_B = scales_C.clone().view(torch.float32)
     check_scales(scales_B)
     places_BK = places_C.view(num_blocks, kept).to(torch.int64)

@@ -44,6 +44,10 @@ class FloatCoding:
         """Return the size of so many elements, in bytes."""
         return num_elements * {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}[self.dtype]
 
+    def runs(self, num_elements: int) -> tuple[int, ...]:
+        """Return that size."""
+        return (self.num_bytes(num_elements),)
+
 
 @dataclass(frozen=True, slots=True)
 class BlockCoding:
@@ -116,8 +120,12 @@ class SparseCoding:
 
     def num_bytes(self, num_elements: int) -> int:
         """Return the size of so many elements, in bytes."""
+        return sum(self.runs(num_elements))
+
+    def runs(self, num_elements: int) -> tuple[int, ...]:
+        """Return the bytes of the scales, of the positions, and of the codes."""
         num_blocks = -(-self.num_candidates(num_elements) // BLOCK_SIZE)
-        return num_blocks * (SCALE_BYTES + self.num_kept + self.num_kept // 2)
+        return num_blocks * SCALE_BYTES, num_blocks * self.num_kept, num_blocks * self.num_kept // 2
 
 
 TILE_MAX = 128

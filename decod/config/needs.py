@@ -10,15 +10,14 @@ from decod.model.shape import (
     block_shapes,
     frozen_bytes,
     frozen_shapes,
-    hidden_matrices,
     input_bytes,
     kept_bytes,
     loss_bytes,
     trained_shapes,
+    whole_matrices,
 )
 from decod.run.model_config import ModelDtype, stage_blocks
 from decod.run.run_config import RunConfig
-from decod.run.training_config import OptimizerName
 from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
 
 _GRADIENT = 1
@@ -100,15 +99,16 @@ def stage_needs(
     model = run.model
     sync = run.sync
     tensors = state_tensors(run, stage_index)
-    num_parameters = sum(map(math.prod, trained_shapes(run, stage_index).values()))
+    shapes = trained_shapes(run, stage_index)
+    num_parameters = sum(map(math.prod, shapes.values()))
     frozen = frozen_shapes(run, stage_index)
     wide_bytes = 8 if model.dtype is ModelDtype.FLOAT64 else 4
     # A bfloat16 model has weights of its own beside the wide ones.
     narrow_bytes = 0 if model.dtype.num_bytes == wide_bytes else model.dtype.num_bytes
-    num_moments = num_parameters * len(run.optimizer.name.moments)
-    if run.optimizer.name is OptimizerName.MUON:
-        shapes = trained_shapes(run, stage_index)
-        num_moments -= sum(math.prod(shapes[name]) for name in hidden_matrices(run, stage_index))
+    # Matrices that are stepped as a whole have the first moment alone.
+    num_whole = sum(math.prod(shapes[name]) for name in whole_matrices(run, stage_index))
+    num_seconds = len(run.optimizer.name.moments) - 1
+    num_moments = num_parameters + num_seconds * (num_parameters - num_whole)
     num_held = 2 * (num_parameters + num_moments)
     num_held += num_parameters * (
         _GRADIENT + (_OUTER if sync.steps_locally else 0) + (_TRAVELLING if sync.overlap else 0)

@@ -13,6 +13,7 @@ import math
 from decod.run.adapter_config import NO_ADAPTER, AdapterConfig
 from decod.run.model_config import ModelConfig, ModelDtype, Shapes, StagesConfig, stage_blocks
 from decod.run.run_config import RunConfig
+from decod.run.training_config import OptimizerName
 
 LORA_A = "lora_A.weight"
 LORA_B = "lora_B.weight"
@@ -38,8 +39,13 @@ def outer_shapes(model: ModelConfig) -> Shapes:
     return shapes
 
 
-def hidden_matrices(run: RunConfig, stage_index: int) -> frozenset[str]:
-    """Return the names of a stage's trained matrices, without embedding and head."""
+def whole_matrices(run: RunConfig, stage_index: int) -> frozenset[str]:
+    """Return the names of the matrices for which the run's optimizer takes steps as a whole.
+
+    Those of Muon are the trained matrices of blocks, without embedding and head.
+    """
+    if run.optimizer.name is not OptimizerName.MUON:
+        return frozenset()
     outer = outer_shapes(run.model)
     shapes = trained_shapes(run, stage_index).items()
     return frozenset(name for name, shape in shapes if len(shape) == 2 and name not in outer)

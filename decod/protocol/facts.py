@@ -121,7 +121,8 @@ class LeaderFacts:
         leader = self._leader
         under_way = leader.state in UNDER_WAY and not self.lacking
         travels = leader.sync.travelling is not None
-        return under_way and (travels or self.committed > self.anchor)
+        apart = self.committed > self.anchor or leader.sync.learning.apart
+        return under_way and (travels or apart)
 
     @property
     def ending_stages(self) -> Sequence[int]:

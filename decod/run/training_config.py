@@ -148,9 +148,9 @@ class OptimizerConfig:
     """The optimizer of a run's nodes, with a warm-up and a schedule."""
 
     name: OptimizerName = OptimizerName.ADAMW
-    """`adamw`, or `sgd` with momentum, which needs less memory and traffic to join. `muon` learns
-    more from seldom averages, and needs less memory than `adamw`: only for sync.method = "diloco".
-    All decay weights apart from the gradient."""
+    """`adamw`, or `sgd` with momentum, which needs less memory and traffic to join. `muon` needs
+    less memory than `adamw`, and in MuLoCo (arXiv:2505.23725) it learns more from seldom averages:
+    only for sync.method = "diloco". All decay weights apart from the gradient."""
     lr: float = 1e-3
     """Peak learning rate. Lower it when the loss jumps."""
     beta1: float = 0.9
@@ -324,11 +324,11 @@ class SyncConfig:
     More spread the traffic evenly over time, and averages are smaller. At most `every`."""
     overlap: bool = False
     """Whether an average travels while members train on. It then counts when all have it: nobody
-    waits, but a little less is learnt from each token, the less the sooner it comes."""
+    waits. The later it comes, the less is learnt from each token."""
     quorum: float = 1.0
     """Share of a stage's members whose contributions to an average are enough, in (0, 1]. 1.0: all
-    are waited for. With less, contributions have half the time until the next outer step. What
-    comes later counts half in the next average. Needs `overlap`."""
+    are waited for. With less, contributions have half of the next local phase. Later ones count
+    half in the next average. Needs `overlap`."""
     reread: bool = False
     """Whether microbatches are trained on again if a relay is lost that had learnt from them since
     the last average. If not, new ones teach all stages as much; so set it only where every token

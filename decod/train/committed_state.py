@@ -165,7 +165,7 @@ class CommittedState(Generic[StateT]):
         self._rule = rule
         self.committed = rule.begin(shared, iteration, layout)
         self.iteration = self.anchor = iteration
-        """The last committed iteration, and the last that ended with an average."""
+        """The last committed iteration, and the last that ended a phase or with an average."""
         self.hash = rule.hash(layout, self.committed)
         """The hash of what the members of the stage have in common."""
         self._proposed: Proposal[StateT] | None = None

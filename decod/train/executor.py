@@ -25,10 +25,9 @@ from decod.clocks import Stopwatch
 from decod.compression.plan import StagePlans
 from decod.errors import TrainingError
 from decod.model.adapter import hold, stage_of
-from decod.model.shape import hidden_matrices, trained_shapes
+from decod.model.shape import trained_shapes, whole_matrices
 from decod.model.stage import Stage
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
-from decod.run.training_config import OptimizerName
 from decod.train.checkpoint.entries import StateBytes, TensorEntry
 from decod.train.committed_state import CommittedState, Proposal, SnapshotLayout, take_snapshot
 from decod.train.diloco import DiLoCo
@@ -181,11 +180,7 @@ class StageExecutor:
                 fix="check the run file",
             )
         stage = stage_of(config.run, stage_index)
-        whole = (
-            hidden_matrices(config.run, stage_index)
-            if config.run.optimizer.name is OptimizerName.MUON
-            else ()
-        )
+        whole = whole_matrices(config.run, stage_index)
         layout = Layout(trained_shapes(config.run, stage_index), whole)
         state = CommittedState(layout, self.rule, *first_state(self, layout))
         self.ranks.build(stage_index, trial=trial)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from decod.compression.plan import BlockCoding, Coding, RotatedCoding
+from decod.compression.plan import Coding
 from decod.model.stage import TORCH_DTYPES
 from decod.planner.partition import part_sizes
 from decod.run.run_config import RunConfig
@@ -173,9 +173,7 @@ class ExecutorConfig:
         marks = (shape[:2].numel(),) if self.run.batch.reads_apart else ()
         if coding is None:
             return (num_elements * self.dtype.itemsize, *marks) if marks else ()
-        if isinstance(coding, BlockCoding | RotatedCoding):
-            return *coding.runs(num_elements), *marks
-        return coding.num_bytes(num_elements), *marks
+        return *coding.runs(num_elements), *marks
 
     @property
     def activation_wire(self) -> tuple[torch.dtype, torch.Size]:

@@ -42,7 +42,7 @@ class Segment:
     stop: int
     decayed: bool
     matrix: tuple[int, int] | None = None
-    """The shape of a single matrix, for which Muon takes the step. None: another optimizer does."""
+    """The shape of a single matrix that is stepped as a whole, by Muon. None: it is not."""
 
 
 @dataclass(slots=True)
@@ -52,8 +52,8 @@ class OptimizerState:
     weights: Tensor
     """The weights. For bfloat16 models, the float32 master weights."""
     moments: tuple[Tensor, ...]
-    """What the optimizer keeps, in the order of `OptimizerName.moments`: (P,) each. The second of
-    Muon is only of what is no matrix, without gaps."""
+    """What the optimizer keeps, in the order of `OptimizerName.moments`. The first is (P,). Others
+    leave out matrices that are stepped as a whole, without gaps."""
     num_steps: int = 0
     """Steps since the moments were zero, for the bias correction."""
 
@@ -74,11 +74,9 @@ def zero_moments(
     optimizer: OptimizerName, weights_P: Tensor, segments: Sequence[Segment]
 ) -> tuple[Tensor, ...]:
     """Return the moments before the first step. Arguments as for `optimizer_step`."""
-    moments = [torch.zeros_like(weights_P) for _ in optimizer.moments]
-    if optimizer is OptimizerName.MUON:
-        num_others = sum(s.stop - s.start for s in segments if s.matrix is None)
-        moments[1] = torch.zeros_like(weights_P[:num_others])
-    return tuple(moments)
+    num_others = sum(s.stop - s.start for s in segments if s.matrix is None)
+    sizes = (len(weights_P), *[num_others] * (len(optimizer.moments) - 1))
+    return tuple(torch.zeros_like(weights_P[:size]) for size in sizes)
 
 
 def learning_rate(optimizer: OptimizerConfig, iteration: int) -> float:
@@ -158,29 +156,33 @@ def optimizer_step(
         here = slice(segment.start, segment.stop)
         factor = 1 - lr * optimizer.weight_decay if segment.decayed else 1.0
         torch.mul(old.weights[here], factor, out=new.weights[here])
-    runs = [slice(0, gradient_P.numel())]
-    if optimizer.name is OptimizerName.MUON:
-        matrices = [each for each in segments if each.matrix is not None]
-        _step_matrices(old.moments[0], new, gradient_P, matrices, optimizer, lr)
-        runs = [slice(each.start, each.stop) for each in segments if each.matrix is None]
+    matrices = [each for each in segments if each.matrix is not None]
+    _step_matrices(old.moments[0], new, gradient_P, matrices, optimizer, lr)
     step = OPTIMIZERS[optimizer.name](optimizer, lr, new.num_steps)
     # Elements are independent, so chunks change no bit.
     chunk_size = _CHUNK_SIZE_CUDA if gradient_P.is_cuda else _CHUNK_SIZE
     scratch_P = torch.empty_like(gradient_P[:chunk_size])
     num_done = 0
-    for run in runs:
+    for run in _runs_between(matrices, gradient_P.numel()):
         for start in range(run.start, run.stop, chunk_size):
             here = slice(start, min(start + chunk_size, run.stop))
             num = here.stop - here.start
-            # All but the first may be without matrices.
-            places = [here, *[slice(num_done, num_done + num) for _ in old.moments[1:]]]
+            # Moments but the first have no gaps where matrices are.
+            closed = slice(num_done, num_done + num)
             before, after = (
-                [moment[place] for moment, place in zip(each.moments, places, strict=True)]
-                for each in (old, new)
+                [first[here], *(other[closed] for other in others)]
+                for first, *others in (old.moments, new.moments)
             )
             step(gradient_P[here], before, after, scratch_P[:num])
             new.weights[here].sub_(scratch_P[:num])
             num_done += num
+
+
+def _runs_between(matrices: Sequence[Segment], num_elements: int) -> list[slice]:
+    """Return the runs of elements that are in no matrix that is stepped as a whole."""
+    starts = [0, *(each.stop for each in matrices)]
+    stops = [*(each.start for each in matrices), num_elements]
+    return [slice(*ends) for ends in zip(starts, stops, strict=True)]
 
 
 def _step_matrices(

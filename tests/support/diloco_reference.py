@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decod.compression.plan import StagePlans
-from decod.model.shape import LORA_A, LORA_B, hidden_matrices, trained_shapes
+from decod.model.shape import LORA_A, LORA_B, trained_shapes, whole_matrices
 from decod.model.stage import empty_model, initial_weight
 from decod.run.adapter_config import NO_ADAPTER, AdapterConfig
 from decod.run.model_config import ModelConfig, StagesConfig
@@ -86,10 +86,10 @@ class Reference:
         inside = {id(parameter): name for name, parameter in self._module.named_parameters()}
         self._names = {name: inside[id(parameter)] for name, parameter in by_name.items()}
         """The module's own names."""
-        run = RunConfig(model=model, stages=stages, adapter=adapter)
+        run = RunConfig(model=model, stages=stages, adapter=adapter, optimizer=optimizer)
         indexes = range(stages.num_relay_stages + 1)
         self._shapes = [trained_shapes(run, k) for k in indexes]
-        self._hidden = [hidden_matrices(run, k) for k in indexes]
+        self._hidden = [whole_matrices(run, k) for k in indexes]
         self.replicas: dict[str, Replica] = {}
         self.stages = [self._stage(k) for k in range(len(self._shapes))]
 

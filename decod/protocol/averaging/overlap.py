@@ -19,8 +19,9 @@ so in its openings, and they keep it whoever is lost. A newcomer ends that: it m
 somebody who is lost.
 
 If a quorum is enough, contributions have a grace window. It is the first half of the next local
-phase (the first quarter, and the third, if there are two phases): means take as long to travel as
-contributions. So the window costs nobody anything. What comes later counts in the next average.
+phase (the first quarter, and the third, if the average has two phases): means take as long to
+travel as contributions. Nobody waits for it, but a late contribution delays the arrival until then.
+Contributions that come later count in the next average.
 
 Members say in their votes how fast they send. A member that sends much more slowly than the others
 reduces fewer parts. If a quorum is enough, it withholds its contribution while an earlier one is

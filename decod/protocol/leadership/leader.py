@@ -615,7 +615,9 @@ class Leader:
             self.sync.hasten(next_iteration)
         how |= {"marks": recovery.marks, "origin": recovery.origin}
         how |= self.sync.told(self.committed, next_iteration, view)
-        return Opening(next_iteration, self.committed, view, electors=electors, **how)
+        opening = Opening(next_iteration, self.committed, view, electors=electors, **how)
+        self.sync.opened(opening)
+        return opening
 
     def _announce(self, now_s: float, message: Open, *, goodbye: Sequence[NodeId]) -> None:
         """Make a decision known, and start the iteration that it opens."""

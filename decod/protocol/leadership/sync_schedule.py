@@ -266,6 +266,11 @@ class Learning:
     def _lose(self, stage: int, num_parts: int) -> None:
         self._lost[stage] = self._lost.get(stage, 0) + num_parts
 
+    @property
+    def apart(self) -> bool:
+        """Whether members have learnt something, as far as is known, that is in no average yet."""
+        return any(self._since)
+
     def forget(self) -> None:
         """Another leader has counted until now."""
         self._since = [None] * self._num_fragments
@@ -336,10 +341,10 @@ class SyncSchedule:
         self._travelled: dict[int, int] = {}
         """By stage: the version of the average that has travelled to all of its members."""
         self._num_stages = run.stages.num_relay_stages + 1
-        self._arrival: Iteration | None = None
-        """The iteration that was opened as an arrival."""
+        self._opened: Opening | None = None
+        """The newest opening of an iteration."""
         self._arrival_failed = False
-        """That could not be ended. So the average is used where the next local phase ends."""
+        """An arrival could not be ended. So the average is used where the next phase ends."""
         self._durations_s: deque[float] = deque(maxlen=_DURATIONS_MAX)
         """Of the iterations since the last average."""
         self._plan()
@@ -372,7 +377,7 @@ class SyncSchedule:
         it is to end with an average that has travelled.
         """
         if self.is_local(iteration) and len(self._travelled) == self._num_stages:
-            return False
+            return False  # See `Opening.arrival`.
         # Where averages travel, the last one has not begun to when this is asked the first time.
         apart = max(1 + self._sync.overlap, self._sync.every // _EARLY_SHARE)
         early = self.is_local(iteration) and iteration.number - self.anchor.number >= apart
@@ -455,8 +460,7 @@ class SyncSchedule:
         self.travelling = opening.travelling
         self.slow = opening.slow
         self._travelled = {}
-        # It may be committed as it was opened.
-        self._arrival = opening.iteration if opening.arrival else None
+        self._opened = opening  # It may be committed as it was opened.
         self._arrival_failed = False
         number = opening.iteration.number
         self._due = opening.due or number
@@ -480,11 +484,21 @@ class SyncSchedule:
         self.anchor = replace(committed, number=number)
         self.travelling = None
         self._travelled = {}
-        self._arrival = None
+        self._opened = None
         self._arrival_failed = False
         self._durations_s.clear()
         self._fragment = 0
         self._plan()
+
+    def opened(self, opening: Opening) -> None:
+        """An iteration is opened."""
+        self._opened = opening
+
+    @property
+    def _arrival(self) -> Iteration | None:
+        """The newest iteration, if it was opened as an arrival."""
+        opened = self._opened
+        return opened.iteration if opened is not None and opened.arrival else None
 
     def told(self, committed: Iteration, opened: Iteration, view: View) -> dict[str, Any]:
         """Return what the opening of an iteration says of averages.
@@ -504,8 +518,6 @@ class SyncSchedule:
         repeated = failed or (again and not local)
         for stage in [*self._travelled] if repeated else new:
             self._travelled.pop(stage, None)
-        arrives = local and len(self._travelled) == self._num_stages
-        self._arrival = opened if arrives else None
         return {
             "averaged": averaged,
             "due": due,

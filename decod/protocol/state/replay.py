@@ -183,15 +183,25 @@ class Backlog:
         return self._averages.get(iteration)
 
     def after(self, base: int) -> ReceivedAverage | None:
-        """Return the average whose step is taken from the state of an iteration."""
-        return next((each for each in self._averages.values() if each.base == base), None)
+        """Return the newest average whose step is taken from the state of an iteration.
+
+        Older ones are of an arrival that failed: members went on without it.
+        """
+        found = [each for each in self._averages.values() if each.base == base]
+        return max(found, key=lambda each: each.iteration, default=None)
+
+    def passes_over(self, iteration: int) -> bool:
+        """Whether a later step is taken from a state before that of an iteration."""
+        averages = self._averages.values()
+        return any(each.base < iteration < each.iteration.number for each in averages)
 
     def has_gap(self, after: int) -> bool:
         """Whether the average of the iteration after `after` is too late to be on its way."""
         newest = self._averages[max(self._averages)] if self._averages else None
         if newest is None:
             return False
-        ahead = (newest.iteration.number - after) // (1 + newest.num_local)
+        apart = 1 + max(each.num_local for each in self._averages.values())
+        ahead = (newest.iteration.number - after) // apart
         return ahead > _GAP_MAX and any(each.complete for each in self._averages.values())
 
     def put(self, message: Average, tensor: Tensor | None, base: Iteration | None) -> bool:
@@ -539,7 +549,7 @@ class Replay:
         iteration = step.iteration.number
         if self._target is not None and iteration >= self._target.iteration.number:
             return self._target.may_include(step)
-        if self._backlog.get(iteration) is not None:
+        if self._backlog.get(iteration) is not None or self._backlog.passes_over(iteration):
             return False
         # What comes next says what this one has to be.
         return True if self._backlog.after(iteration) is not None else None

@@ -57,7 +57,9 @@ def commit(
 def opened(made: SyncSchedule, number: int, *, attempt: int = 1) -> Opening:
     """Open an iteration."""
     committed, iteration = Iteration(number - 1, 1), Iteration(number, attempt)
-    return Opening(iteration, committed, VIEW, **made.told(committed, iteration, VIEW))
+    opening = Opening(iteration, committed, VIEW, **made.told(committed, iteration, VIEW))
+    made.opened(opening)
+    return opening
 
 
 HERE = ((0, 5), (1, 6))
@@ -91,8 +93,24 @@ def test_an_average_counts_once_all_stages_have_it() -> None:
         2,
         9,
     )
+    assert made.learning.apart, "what was learnt since the phase began"
     assert not commit(made, 9, (0, 0), (1, 0)), "nothing was used, so nothing lacks"
+    assert not made.learning.apart, "it travels"
     assert made.travelling == WHOLE
+
+
+def test_somebody_new_gets_the_average_before_it_counts() -> None:
+    """Parts may lie with somebody who is lost, so the newcomer's stage averages anew."""
+    made = schedule(every=6, overlaps=True, last=20)
+    for number in range(1, 7):
+        commit(made, number)
+    commit(made, 7, travelled=HERE)
+    view = replace(VIEW, members=(replace(RELAY, since_iteration=7),))
+    told = made.told(Iteration(7, 1), Iteration(8, 1), view)
+    assert told["travelled"] == HERE[:1]
+    assert not opened(made, 8).arrival
+    commit(made, 8, travelled=HERE)
+    assert opened(made, 9).arrival
 
 
 def test_what_an_average_lacks_is_counted_when_it_arrives() -> None:
@@ -116,6 +134,7 @@ def test_another_leader_commits_an_arrival_that_was_opened_as_one() -> None:
     commit(successor, 6, (0, 40), (1, 40))
     assert (successor.anchor, successor.travelling) == (Iteration(6, 1), None)
     assert (successor.average_delay, successor.due) == (2, 8)
+    assert not successor.learning.apart, "it can't know"
     again = schedule(every=4, overlaps=True, last=20)
     again.resume(opening)
     assert not opened(again, 6, attempt=2).arrival

@@ -123,7 +123,7 @@ class PipelineForecasts:
         settings |= {"sync.overlap": overlap, "sync.compression": name}
         remarks = [f"members average every {every} iterations, and differ in between"]
         if overlap:
-            remarks.append("an average counts one outer step later")
+            remarks.append("an average counts when all members have it")
         if name != WHOLE:
             remarks.append("averages are compressed; coding and decoding count as no time")
         return Forecast(
