@@ -4,7 +4,7 @@
     python scripts/bench_convergence.py --scale 300k --cache DIR
     python scripts/bench_convergence.py --scale 1m --cache DIR --method h30 h30-d5-int4 --seeds 3
     python scripts/bench_convergence.py --scale 300k --cache DIR --search h10-d2
-    python scripts/bench_convergence.py --scale 300k --cache DIR --report
+    python scripts/bench_convergence.py --scale 300k --cache DIR --report --plot losses.svg
 
 Four replicas of a Llama-like model train in one process, with the code of a run's compute
 processes, on the default corpus: ten tokens for each parameter, a cosine schedule, clipping. All
@@ -12,7 +12,8 @@ methods start from the same weights and read the same tokens. `scripts/bench/con
 what the names of methods mean. Each has the rates that `--search` has found for it at this size,
 which are kept in `scripts/bench/convergence_rates.json`.
 
-What is finished is not trained again, and what was stopped goes on from its last checkpoint.
+Each training keeps one core busy, and several may share a cache. What is finished is not trained
+again, and what was stopped goes on from its last checkpoint.
 `--report` trains nothing: it prints the table of what is there.
 """
 
@@ -108,7 +109,8 @@ class Training:
 
     def _train(self, replicas: Replicas) -> None:
         losses, held_out = self._facts["losses"], self._facts["held_out"]
-        kept, start_s = replicas.iteration, time.monotonic() - self._facts["seconds"]
+        # Processor time of one thread: what else runs here does not count.
+        kept, start_s = replicas.iteration, time.process_time() - self._facts["seconds"]
         last = self._run.num_iterations
         report_every = -(-last // NUM_REPORTS)
         while replicas.iteration < last:
@@ -116,7 +118,7 @@ class Training:
             now = replicas.iteration
             if now % report_every == 0 or now == last:
                 held_out[str(now)] = replicas.held_out_loss(self._scale.num_held_out)
-            self._facts["seconds"] = time.monotonic() - start_s
+            self._facts["seconds"] = time.process_time() - start_s
             if replicas.phase_end == now and now - kept >= CHECKPOINT_ITERATIONS:
                 replicas.save(self._checkpoint, json.dumps(self._facts))
                 kept = now
@@ -164,7 +166,6 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--search", nargs="*", metavar="METHOD", help="search for rates (default: of all kinds)")
     add("--seeds", type=int, default=1, help="trainings of each method (default: 1)")
     add("--cache", type=Path, metavar="DIR", help="where results and checkpoints are kept")
-    add("--threads", type=int, default=1, help="of torch (default: 1)")
     add("--report", action="store_true", help="train nothing, report what is there")
     add("--plot", type=Path, metavar="FILE", help="draw the losses, as PNG or SVG")
     return parser.parse_args(arguments)
@@ -201,7 +202,7 @@ def run_bench(options: argparse.Namespace, cache: Path) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Train and report; return the exit code."""
     options = parse_options(arguments)
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     if options.cache is not None:
         return run_bench(options, options.cache)
     with tempfile.TemporaryDirectory(prefix="decod-bench-") as folder:

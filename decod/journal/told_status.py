@@ -36,7 +36,9 @@ def number_in(values: Mapping[str, Any], name: str) -> int | float | None:
 
 _BY = {
     "computing": "its device computes for {share} % of an iteration",
-    "sending": "its sends take {share} % of an iteration",
+    # What its sends take beyond the work of the others is waiting.
+    "sending": "waiting for the uplink of {name} takes {wait} % of the time, since its sends take"
+    " {share} % of an iteration",
 }
 
 
@@ -50,9 +52,10 @@ def slow_texts(status: Mapping[str, Any] | None) -> list[str]:
             continue
         stage = number_in(one, "stage_index")
         where = "" if stage is None else f" (stage {stage})"
-        what = pattern.format(share=_percent(share))
+        name, wait = _name(one), max(0.0, share - usual)
+        what = pattern.format(name=name, wait=_percent(wait), share=_percent(share))
         texts.append(
-            f"{_name(one)}{where} holds the run up: {what}, and the others are usually busy for"
+            f"{name}{where} holds the run up: {what}, and the others are usually busy for"
             f" {_percent(usual)} %"
         )
     return texts

@@ -19,9 +19,11 @@ all hosts together have `target_batch_size` samples, all take the same step with
 | `node_link.py` | the node process, and the messages to and from it |
 | `optimizer_ranks.py` | several processes of torch.distributed on one host |
 | `settings.py`, `parameters.py` | what these share |
+| `muon.py` | Muon for hidden matrices, with AdamW for all else |
 | `huggingface.py`, `lightning.py`, `frameworks.py` | Trainers as hosts of a run |
 """
 
+from decod.optimizer.muon import MuonWithAdamW
 from decod.optimizer.optimizer import CollaborativeOptimizer
 
-__all__ = ["CollaborativeOptimizer"]
+__all__ = ["CollaborativeOptimizer", "MuonWithAdamW"]

@@ -139,7 +139,10 @@ def _rates(settings: dict[str, Any]) -> str:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Draw the losses of training over iterations, as PNG or SVG."""
+    """Draw the losses of training over iterations, and over time at the slowest link.
+
+    The file is a PNG or SVG.
+    """
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -147,17 +150,26 @@ def draw(results: Sequence[Result], path: Path) -> None:
     mpl.rcParams.update({"svg.hashsalt": "decod", "svg.fonttype": "none"})
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    compute_s = fmean(map(iteration_s, results))
+    figure, (over_iterations, over_time) = plt.subplots(
+        1, 2, figsize=(11, 4.5), sharey=True, layout="constrained"
+    )
     for result in results:
         losses = result["losses"]
+        minutes = duration_s(result, compute_s, LINKS_MBIT[0]) / len(losses) / 60
         points = [
             (end, sum(losses[end - SMOOTHING : end]) / SMOOTHING)
             for end in range(SMOOTHING, len(losses) + 1, SMOOTHING)
         ]
-        axes.plot(*zip(*points, strict=True), label=result["method"], linewidth=1.2)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel(f"training loss, mean of {SMOOTHING} iterations")
-    axes.grid(alpha=0.3)
-    axes.legend()
+        ends, means = zip(*points, strict=True)
+        over_iterations.plot(ends, means, label=result["method"], linewidth=1.2)
+        over_time.plot([end * minutes for end in ends], means, linewidth=1.2)
+    over_iterations.set_xlabel("iteration")
+    over_iterations.set_ylabel(f"training loss, mean of {SMOOTHING} iterations")
+    over_time.set_xlabel(f"minutes at {LINKS_MBIT[0]} Mbit/s")
+    over_time.set_xscale("log")
+    for axes in (over_iterations, over_time):
+        axes.grid(alpha=0.3)
+    over_iterations.legend()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import decod.optimizer.session
+from decod.optimizer.muon import MuonWithAdamW
 from decod.optimizer.optimizer import CollaborativeOptimizer
 from tests.support.fake_node import FakeNode
 
@@ -20,6 +21,10 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1)
+
+
+def muon(parameters: Any) -> torch.optim.Optimizer:
+    return MuonWithAdamW(nn.ParameterList(parameters), lr=0.01)
 
 
 def falling(optimizer: torch.optim.Optimizer) -> Any:

@@ -299,7 +299,11 @@ def test_a_slow_run_applies_while_it_trains(
     ("by", "what", "remedy"),
     [
         ("computing", "its device computes for 92 %", "another relay in stage 1"),
-        ("sending", "its sends take 92 %", "faster uplink"),
+        (
+            "sending",
+            "waiting for the uplink of badger takes 62 % of the time, since its sends take 92 %",
+            "faster uplink",
+        ),
     ],
 )
 def test_the_status_tells_a_waiting_node_for_whom_it_waits(

@@ -16,6 +16,7 @@ from tests.support.loops import (
     collaborate,
     falling,
     make_model,
+    muon,
     same,
     sgd,
 )
@@ -25,7 +26,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 @pytest.mark.parametrize("use_local_updates", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("make", [sgd, adamw, muon])
 def test_one_step_a_round_equals_the_wrapped_optimizer(
     make: MakeOptimizer, dtype: torch.dtype, use_local_updates: bool
 ) -> None:

@@ -23,6 +23,7 @@ from tests.support.loops import (
     falling,
     flat,
     make_model,
+    muon,
     same,
     sgd,
     values,
@@ -93,7 +94,7 @@ def test_hosts_equal_one_process_with_all_samples(make: MakeOptimizer) -> None:
         torch.testing.assert_close(flat(values(model)), flat(values(plain)), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("make", [sgd, adamw, muon])
 def test_local_updates_equal_a_reference_by_hand(make: MakeOptimizer) -> None:
     """Each steps by itself; a round moves the anchor by the mean way, weighed by samples."""
     num_rounds, steps = 4, (3, 2, 1)

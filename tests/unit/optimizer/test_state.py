@@ -32,6 +32,7 @@ from tests.support.loops import (
     collaborate,
     falling,
     make_model,
+    muon,
     same,
     sgd,
     values,
@@ -98,9 +99,15 @@ def load(node: FakeNode, state: Fields) -> None:
     node.send("load_state", request=9, **fields)
 
 
-@pytest.mark.parametrize("scheduler", [None, falling, milestones, one_cycle])
+@pytest.mark.parametrize(
+    ("make", "scheduler"),
+    [
+        *((make, each) for make in (sgd, adamw, muon) for each in (None, falling, milestones)),
+        # It cycles the momentum, which Muon and AdamW call by different names.
+        *((make, one_cycle) for make in (sgd, adamw)),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("make", [sgd, adamw])
 def test_a_newcomer_goes_on_bit_for_bit(
     make: MakeOptimizer, dtype: torch.dtype, scheduler: Any
 ) -> None:
