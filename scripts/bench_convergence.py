@@ -89,7 +89,14 @@ class Training:
                 return self._facts
         method = self._method
         delay = method.delay or None
-        replicas = Replicas(self._run, self._dataset, delay, goes_back=method.goes_back)
+        replicas = Replicas(
+            self._run,
+            self._dataset,
+            delay,
+            goes_back=method.goes_back,
+            newcomers=method.newcomers,
+            late=method.late,
+        )
         self._facts = {
             "method": self._method.name,
             "delay": self._method.delay,

@@ -18,7 +18,7 @@ from decod.errors import ConfigError
 if TYPE_CHECKING:
     from decod.run.run_config import RunConfig
 
-SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "dilocox", "cocktailsgd")
+SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "muloco", "dilocox", "cocktailsgd")
 """Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
 
 _CORPUS = "corpus"
@@ -72,18 +72,19 @@ def init(path: Path, *, force: bool, presets: tuple[str, ...], given: str | None
       llama-8b      8.0 billion: Llama 3.1
 
     \b
-    Presets of averages: [sync]
+    Presets of averages: [sync], and the optimizer of muloco
       all-reduce   average each iteration's gradients, in float32
       diloco       average seldom, in float32
       opendiloco   average seldom, in float16
+      muloco       average seldom, in 4 bits, while members train on, with Muon
       dilocox      average seldom, compressed, while members train on
       cocktailsgd  average each iteration's gradients, compressed
 
     \b
     Examples:
       decod run init run.toml
-      decod run init run.toml --preset dilocox
-      decod run init run.toml --preset llama-1b --preset dilocox
+      decod run init run.toml --preset muloco
+      decod run init run.toml --preset llama-1b --preset muloco
       decod run init run.toml --from ./my-model
       decod run init run.toml --from someone/my-model
     """
@@ -155,7 +156,7 @@ def _preset_run(presets: tuple[str, ...]) -> "RunConfig":
             )
         for name in chosen:
             if name in PRESETS:
-                run = replace(run, sync=PRESETS[name])
+                run = replace(run, sync=PRESETS[name].sync, optimizer=PRESETS[name].optimizer)
             else:
                 found = MODEL_PRESETS[name]
                 run = replace(run, model=found.model, stages=found.stages, batch=found.batch)

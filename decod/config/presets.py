@@ -13,28 +13,62 @@ from decod.config.needs import stage_needs
 from decod.config.schema import count_parameters
 from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
 from decod.run.run_config import RunConfig
-from decod.run.training_config import BatchConfig, SyncConfig, SyncMethod
+from decod.run.training_config import (
+    BatchConfig,
+    OptimizerConfig,
+    OptimizerName,
+    SyncConfig,
+    SyncMethod,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncPreset:
+    """The sections of a run file that say how members keep together."""
+
+    sync: SyncConfig
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
 
 PRESETS: Final = {
-    "all-reduce": SyncConfig(),
+    "all-reduce": SyncPreset(SyncConfig()),
     # Source: DiLoCo (arXiv:2311.08105), section 3. Nesterov's rates of 0.7 and 0.9 are defaults.
-    "diloco": SyncConfig(method=SyncMethod.DILOCO, every=500),
+    "diloco": SyncPreset(SyncConfig(method=SyncMethod.DILOCO, every=500)),
     # Source: OpenDiLoCo (arXiv:2407.07852).
-    "opendiloco": SyncConfig(method=SyncMethod.DILOCO, every=500, compression=Method.FP16),
+    "opendiloco": SyncPreset(
+        SyncConfig(method=SyncMethod.DILOCO, every=500, compression=Method.FP16)
+    ),
+    # Source: MuLoCo (arXiv:2505.23725): H = 30, and 4 bits. The paper's averages don't overlap.
+    # The outer rates are those that `scripts/bench_convergence.py --search` has found.
+    "muloco": SyncPreset(
+        SyncConfig(
+            method=SyncMethod.DILOCO,
+            every=30,
+            overlap=True,
+            compression=Method.INT4,
+            outer_lr=0.7,
+            outer_momentum=0.7,
+        ),
+        OptimizerConfig(name=OptimizerName.MUON, beta1=0.95),
+    ),
     # Source: DiLoCoX (arXiv:2506.21263), section 4.1.3. Its rank, 2,048, is for 107 B parameters.
     # The paper doesn't name the outer optimizer's rates. These are stable with overlap.
-    "dilocox": SyncConfig(
-        method=SyncMethod.DILOCO,
-        every=125,
-        overlap=True,
-        compression=Method.LOWRANK_INT4,
-        outer_lr=0.4,
-        outer_momentum=0.5,
+    "dilocox": SyncPreset(
+        SyncConfig(
+            method=SyncMethod.DILOCO,
+            every=125,
+            overlap=True,
+            compression=Method.LOWRANK_INT4,
+            outer_lr=0.4,
+            outer_momentum=0.5,
+        )
     ),
     # Source: CocktailSGD (ICML 2023), with DiLoCoX's ratios for 1.3 B parameters.
-    "cocktailsgd": SyncConfig(compression=Method.COCKTAIL, random_ratio=0.1, top_ratio=0.08),
+    "cocktailsgd": SyncPreset(
+        SyncConfig(compression=Method.COCKTAIL, random_ratio=0.1, top_ratio=0.08)
+    ),
 }
-"""Known ways to keep the members of a stage together, as settings of `[sync]`, by name."""
+"""Known ways to keep the members of a stage together, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ A method's name says what it is:
     h10-d10-back     ... and go back to the anchor when it begins to travel (DiLoCoX)
     h10-d3-int4      ... and averages travel as `int4`; or `-lowrank`: as `lowrank+int4`
     h10-muon         members step with Muon; so with all of the above
+    h10-d5-late50    one member misses every other average, and what it has counts half in the next
+    h10-churn        at each average a newcomer, with moments of zero, takes one member's place
 """
 
 import dataclasses
@@ -126,6 +128,10 @@ class Method:
     optimizer: OptimizerName = OptimizerName.ADAMW
     share: float = 1.0
     """Of the iterations."""
+    newcomers: bool = False
+    """Whether a newcomer takes a member's place at each average."""
+    late: float | None = None
+    """What comes too late for an average counts so much in the next. None: nothing is late."""
 
     @property
     def is_local(self) -> bool:
@@ -172,7 +178,9 @@ class Method:
         return run
 
 
-_NAME = re.compile(r"h(\d+)(?:-d(\d+))?(-back)?(-muon)?(?:-(int4|lowrank))?\Z")
+_NAME = re.compile(
+    r"h(\d+)(?:-d(\d+))?(-back)?(-muon)?(?:-(int4|lowrank))?(?:-late(\d+))?(-churn)?\Z"
+)
 _COMPRESSIONS = {
     None: Compression.NONE,
     "int4": Compression.INT4,
@@ -196,7 +204,18 @@ def method_of(name: str) -> Method:
     if every < 2 or delay > every or (found[3] and not delay):
         raise ValueError(f"{name!r} is no method: an average counts before the next is made")
     optimizer = OptimizerName.MUON if found[4] else OptimizerName.ADAMW
-    return Method(name, every, delay, bool(found[3]), _COMPRESSIONS[found[5]], optimizer)
+    if found[6] and not delay:
+        raise ValueError(f"{name!r} is no method: nobody is late for what all wait for")
+    return Method(
+        name,
+        every,
+        delay,
+        bool(found[3]),
+        _COMPRESSIONS[found[5]],
+        optimizer,
+        newcomers=bool(found[7]),
+        late=int(found[6]) / 100 if found[6] else None,
+    )
 
 
 ROWS = (

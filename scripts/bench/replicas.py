@@ -5,6 +5,7 @@ through the executors' own exchanges, part by part and phase by phase, as member
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+import decod.train.exchange
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
 from decod.model.stage import empty_model
@@ -23,6 +25,8 @@ from decod.train.executor import Sources, StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.optimizers import OptimizerState
 
+_STALE_WEIGHT = decod.train.exchange.STALE_WEIGHT
+
 
 class Replicas:
     """The members of all stages. Each data node's microbatches go through a chain of their own.
@@ -32,6 +36,9 @@ class Replicas:
         dataset: The tokens.
         delay: Iterations after which an average that travels counts. None: `sync.every`.
         goes_back: Whether members go back to the anchor when an average begins to travel.
+        newcomers: Whether a newcomer takes one replica's place, in turn, when a local phase ends.
+        late: If given, the last replica misses every other average that travels, and what it
+            contributes counts so much in the next.
     """
 
     def __init__(
@@ -41,8 +48,12 @@ class Replicas:
         delay: int | None = None,
         *,
         goes_back: bool = False,
+        newcomers: bool = False,
+        late: float | None = None,
     ) -> None:
         self._run, self._dataset = run, dataset
+        self._newcomers, self._misses = newcomers, late is not None
+        decod.train.exchange.STALE_WEIGHT = _STALE_WEIGHT if late is None else late
         self._delay = run.sync.every if delay is None else delay
         self._goes_back = goes_back
         config = ExecutorConfig(run=run)
@@ -86,6 +97,8 @@ class Replicas:
                 member.commit(iteration)
                 if ends_phase and self._goes_back and not last:
                     _go_back(member)
+            if ends_phase and self._newcomers and not last:
+                _begin_anew(members[iteration // self._run.sync.every % len(members)])
         self.iteration = iteration
         self.phase_end = iteration if ends_phase else self.phase_end
         return sum(losses) / len(losses)
@@ -97,7 +110,8 @@ class Replicas:
             means = self._travelling.pop(index, [])
         for member in members:
             if means:
-                how = Sources(len(means), ends_phase=False)
+                missed = self._missed(members, member, len(means))
+                how = Sources(len(means), missed=missed, ends_phase=False)
                 member.propose(iteration, means, weights_total=0, how=how)
             else:
                 member.step_locally(iteration)
@@ -110,7 +124,20 @@ class Replicas:
         for member in members:
             means = [*ahead, *now]
             total = None if now else 0
-            member.propose(iteration, means, weights_total=total, how=Sources(len(ahead)))
+            how = Sources(len(ahead), missed=self._missed(members, member, len(ahead)))
+            member.propose(iteration, means, weights_total=total, how=how)
+
+    def _missed(
+        self, members: Sequence[StageExecutor], member: StageExecutor, num_means: int
+    ) -> tuple[int, ...]:
+        """Return the parts of an average that travels which lack a member's contribution."""
+        return tuple(range(num_means)) if self._is_late(members, member, ahead=True) else ()
+
+    def _is_late(
+        self, members: Sequence[StageExecutor], member: StageExecutor, *, ahead: bool
+    ) -> bool:
+        number = self.phase_end // self._run.sync.every
+        return self._misses and ahead and number % 2 == 1 and member is members[-1]
 
     def _average(
         self, members: Sequence[StageExecutor], iteration: int, *, ahead: bool = False
@@ -126,11 +153,16 @@ class Replicas:
         for phase in range(members[0].config.run.sync.num_phases):
             if phase:
                 parts = [exchange.parts(phase, num_parts, means) for exchange in exchanges]
+            there = [
+                own
+                for own, member in zip(parts, members, strict=True)
+                if not self._is_late(members, member, ahead=ahead)
+            ]
             means = [
                 exchange.reduce(
-                    [own[part] for own in parts],
+                    [own[part] for own in there],
                     Place(part, num_parts, phase),
-                    [weight] * num_parts,
+                    [weight] * len(there),
                 )
                 for part, exchange in enumerate(exchanges)
             ]
@@ -238,6 +270,18 @@ def _go_back(executor: StageExecutor) -> None:
     assert isinstance(state, DiLoCoState)
     state.inner.weights.copy_(state.anchor)
     state.start = state.anchor
+
+
+def _begin_anew(executor: StageExecutor) -> None:
+    """Put a newcomer in a member's place, with the anchor and moments of zero."""
+    state = executor._built.state.committed
+    assert isinstance(state, DiLoCoState)
+    for moment in state.inner.moments:
+        moment.zero_()
+    inner = OptimizerState(state.inner.weights, state.inner.moments, 0)
+    executor._built.state.committed = replace(state, inner=inner)
+    if state.sending is None:
+        _go_back(executor)
 
 
 _MOMENTS = OptimizerName.ADAMW.moments

@@ -237,7 +237,7 @@ def test_who_leaves_politely_takes_nothing_along_and_the_end_of_the_run_neither(
 def test_gradients_travel_as_cocktails(tmp_path: Path, corpus: Path) -> None:
     """The preset `cocktailsgd`: members vote on the same weights in each iteration."""
     num_iterations = 20
-    run = make_diloco_run(PRESETS["cocktailsgd"], num_iterations)
+    run = make_diloco_run(PRESETS["cocktailsgd"].sync, num_iterations)
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         cluster.start_data_node("data-1")

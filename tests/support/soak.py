@@ -47,7 +47,7 @@ LEARNING_RATE = 1e-4
 LOCAL_LEARNING_RATE = 1e-3
 """Of members that step by themselves: what a lost one takes along must be seen in the loss."""
 
-SYNC = replace(PRESETS["dilocox"], every=4, rank=8, fragments=2, quorum=0.5)
+SYNC = replace(PRESETS["dilocox"].sync, every=4, rank=8, fragments=2, quorum=0.5)
 """Of a run whose members step by themselves: what DiLoCoX has, and all that goes beyond it."""
 
 LOSS_ERROR_MOST = 1e-8

@@ -15,6 +15,7 @@ from decod.ids import MicrobatchId
 from decod.run.model_config import ModelDtype
 from decod.run.run_config import RunConfig
 from decod.run.training_config import SyncConfig, SyncMethod
+from decod.train.diloco import DiLoCoState
 from tests.support.diloco_reference import Reference
 from tests.support.runs import prepare_corpus
 
@@ -116,9 +117,11 @@ def test_names_say_what_methods_are() -> None:
     assert (run.sync.every, found.delay, run.sync.overlap) == (30, 5, True)
     assert (run.sync.compression, run.sync.outer_lr) == (Method.INT4, 0.4)
     assert method_of("h10-d10-back").goes_back
+    assert method_of("h10-d2-late25").late == 0.25
+    assert method_of("h10-muon-churn").newcomers
     quarter = method_of("all-reduce/4").run(SMALL, Rates(1e-3))
     assert quarter.num_iterations == round(SMALL.num_iterations / 4)
-    for wrong in ("h1", "h10-d11", "h10-back", "h10-int3", "all", "h10 "):
+    for wrong in ("h1", "h10-d11", "h10-back", "h10-int3", "all", "h10 ", "h10-late50"):
         with pytest.raises(ValueError, match="is no method"):
             method_of(wrong)
 
@@ -145,6 +148,38 @@ def test_members_wait_for_what_takes_longer_than_the_delay() -> None:
     result["settings"] = {"sync.every": 10, "num_iterations": 100}
     for compute_s, phase_s in ((1.0, 11.0), (2.0, 20.0), (0.1, 3.8)):
         assert duration_s(result, compute_s, 8.0) == pytest.approx(10 * phase_s)
+
+
+@pytest.mark.parametrize("late", [0.0, 0.5])
+def test_what_came_too_late_counts_in_the_next_average(dataset: Dataset, late: float) -> None:
+    """The last replica misses the first average, but not the second one."""
+    sync = SyncConfig(
+        method=SyncMethod.DILOCO, every=2, overlap=True, outer_lr=1.0, outer_momentum=0.0
+    )
+    replicas = Replicas(make_run(sync, length=8), dataset, 1, late=late)
+    missed = torch.zeros(())
+    for num in (3, 4):
+        while replicas.phase_end != replicas.iteration or not replicas.iteration:
+            replicas.iterate()
+        states = [chain[1]._built.state.committed for chain in replicas._chains]
+        assert all(isinstance(state, DiLoCoState) for state in states)
+        sums, before = [state.sending for state in states], states[0].anchor.clone()
+        replicas.iterate()
+        expected = before - (sum(sums[:num]) + missed) / (2 * num)
+        after = replicas._chains[0][1]._built.state.committed.anchor
+        torch.testing.assert_close(after, expected, rtol=0, atol=1e-12)
+        missed = late * sums[-1]
+
+
+def test_newcomers_have_no_moments(dataset: Dataset) -> None:
+    replicas = Replicas(
+        make_run(SyncConfig(method=SyncMethod.DILOCO, every=2)), dataset, newcomers=True
+    )
+    for _ in range(4):
+        replicas.iterate()
+    inner = [chain[0]._built.state.committed.inner for chain in replicas._chains]
+    assert [each.num_steps for each in inner] == [4, 2, 0, 4]
+    assert not inner[2].moments[0].any()
 
 
 @pytest.mark.slow
