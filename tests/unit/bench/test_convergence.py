@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from decod.compression.plan import Method
+from decod.config.presets import PRESETS
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
 from decod.run.model_config import ModelDtype
@@ -19,7 +21,8 @@ from decod.train.diloco import DiLoCoState
 from tests.support.diloco_reference import Reference
 from tests.support.runs import prepare_corpus
 
-SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
+ROOT = Path(__file__).resolve().parents[3]
+DOCS, SCRIPTS = ROOT / "docs", ROOT / "scripts"
 if str(SCRIPTS) not in sys.path:
     sys.path.insert(0, str(SCRIPTS))
 
@@ -35,7 +38,7 @@ from bench.convergence import (  # noqa: E402
     method_of,
     rates_of,
 )
-from bench.convergence_report import duration_s, equivalent, loss_of  # noqa: E402
+from bench.convergence_report import LINKS_MBIT, duration_s, equivalent, loss_of  # noqa: E402
 from bench.replicas import Replicas  # noqa: E402
 
 torch.set_num_threads(1)
@@ -140,6 +143,34 @@ def test_a_loss_is_worth_the_iterations_that_come_to_it() -> None:
     assert equivalent(1.75, references) == pytest.approx(200 * 2**0.5)
     assert equivalent(3.5, references) == pytest.approx(100 / 2**0.5)
     assert equivalent(1.25, references) == pytest.approx(400 * 2**0.5)
+
+
+PRESETS_OF = {"all-reduce": "all-reduce", "h30-d5-muon-int4": "muloco"}
+"""The presets that may be the fastest, by the method that is measured for each."""
+
+
+def rows_of(document: str, heading: str) -> list[list[str]]:
+    """The rows of the first table with a column of this name, the heads included."""
+    lines = (DOCS / document).read_text("utf-8").splitlines()
+    (first,) = [at for at, line in enumerate(lines) if line.startswith("|") and heading in line]
+    rows = takewhile(lambda line: line.startswith("|"), lines[first:])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_page_on_slow_links_names_the_fastest_presets() -> None:
+    heads, _, *measured = rows_of("research/benchmarks.md", "iterations of all-reduce, of 100")
+    _, _, *told = rows_of("slow-links.md", "fastest preset")
+    assert [int(row[0].split()[0].replace(",", "")) for row in told] == list(LINKS_MBIT)
+    for mbit, (_, _, preset, progress) in zip(LINKS_MBIT, told, strict=True):
+        column = heads.index(f"progress at {mbit} Mbit/s")
+        best = max(measured, key=lambda row: float(row[column]))
+        assert preset == f"`{PRESETS_OF[best[0].strip('`')]}`"
+        assert float(progress) == pytest.approx(float(best[column]), rel=0.05)
+    method = method_of("h30-d5-muon-int4").run(SCALES["300k"], Rates(1e-3, 0.7, 0.7))
+    preset = PRESETS["muloco"]
+    assert method.sync == replace(preset.sync, rank=method.sync.rank)
+    assert method.optimizer.name is preset.optimizer.name
+    assert method.optimizer.beta1 == preset.optimizer.beta1
 
 
 def test_members_wait_for_what_takes_longer_than_the_delay() -> None:
