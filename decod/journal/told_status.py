@@ -36,9 +36,9 @@ def number_in(values: Mapping[str, Any], name: str) -> int | float | None:
 
 _BY = {
     "computing": "its device computes for {share} % of an iteration",
-    # What its sends take beyond the work of the others is waiting.
-    "sending": "waiting for the uplink of {name} takes {wait} % of the time, since its sends take"
-    " {share} % of an iteration",
+    # An estimate: what its sends take beyond the usual work of the others.
+    "sending": "waiting for the uplink of {name} takes about {wait} % of the time, since its sends"
+    " take {share} % of an iteration",
 }
 
 

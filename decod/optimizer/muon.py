@@ -49,21 +49,20 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 why="Muon steps only those",
                 fix="use torch.optim.AdamW, or name fewer parameters as the head",
             )
-        self._muon = torch.optim.Muon(
-            matrices,
-            lr=lr,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        self._adamw = (
-            torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas)
-            if others
-            else None
-        )
-        groups = list(self._muon.param_groups)
-        if self._adamw is not None:
-            groups += self._adamw.param_groups
+        self._optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Muon(
+                matrices,
+                lr=lr,
+                weight_decay=weight_decay,
+                momentum=momentum,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        ]
+        if others:
+            self._optimizers.append(
+                torch.optim.AdamW(others, lr=lr, weight_decay=weight_decay, betas=betas)
+            )
+        groups = [group for each in self._optimizers for group in each.param_groups]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
 
     @override
@@ -73,12 +72,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # A loaded state comes with groups and dictionaries of its own.
-        first = self.param_groups[:1]
-        for optimizer, groups in ((self._muon, first), (self._adamw, self.param_groups[1:])):
-            if optimizer is not None:
-                optimizer.param_groups, optimizer.state = groups, self.state
-                optimizer.step()  # type: ignore[no-untyped-call]
+        for optimizer, group in zip(self._optimizers, self.param_groups, strict=True):
+            # A loaded state comes with groups and dictionaries of its own.
+            optimizer.param_groups, optimizer.state = [group], self.state
+            optimizer.step()
         return loss
 
 

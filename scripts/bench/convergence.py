@@ -206,6 +206,8 @@ def method_of(name: str) -> Method:
     optimizer = OptimizerName.MUON if found[4] else OptimizerName.ADAMW
     if found[6] and not delay:
         raise ValueError(f"{name!r} is no method: nobody is late for what all wait for")
+    if found[7] and delay:
+        raise ValueError(f"{name!r} is no method: newcomers begin with the anchor")
     return Method(
         name,
         every,

@@ -5,7 +5,6 @@ through the executors' own exchanges, part by part and phase by phase, as member
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -131,13 +130,12 @@ class Replicas:
         self, members: Sequence[StageExecutor], member: StageExecutor, num_means: int
     ) -> tuple[int, ...]:
         """Return the parts of an average that travels which lack a member's contribution."""
-        return tuple(range(num_means)) if self._is_late(members, member, ahead=True) else ()
+        return tuple(range(num_means)) if self._is_late(members, member) else ()
 
-    def _is_late(
-        self, members: Sequence[StageExecutor], member: StageExecutor, *, ahead: bool
-    ) -> bool:
+    def _is_late(self, members: Sequence[StageExecutor], member: StageExecutor) -> bool:
+        """Whether a member comes too late for the average of the last local phase."""
         number = self.phase_end // self._run.sync.every
-        return self._misses and ahead and number % 2 == 1 and member is members[-1]
+        return self._misses and number % 2 == 1 and member is members[-1]
 
     def _average(
         self, members: Sequence[StageExecutor], iteration: int, *, ahead: bool = False
@@ -156,7 +154,7 @@ class Replicas:
             there = [
                 own
                 for own, member in zip(parts, members, strict=True)
-                if not self._is_late(members, member, ahead=ahead)
+                if not (ahead and self._is_late(members, member))
             ]
             means = [
                 exchange.reduce(
@@ -273,15 +271,12 @@ def _go_back(executor: StageExecutor) -> None:
 
 
 def _begin_anew(executor: StageExecutor) -> None:
-    """Put a newcomer in a member's place, with the anchor and moments of zero."""
+    """Put a newcomer in a member's place. Both begin with the anchor, but it has no moments."""
     state = executor._built.state.committed
     assert isinstance(state, DiLoCoState)
     for moment in state.inner.moments:
         moment.zero_()
-    inner = OptimizerState(state.inner.weights, state.inner.moments, 0)
-    executor._built.state.committed = replace(state, inner=inner)
-    if state.sending is None:
-        _go_back(executor)
+    state.inner.num_steps = 0
 
 
 _MOMENTS = OptimizerName.ADAMW.moments

@@ -124,7 +124,16 @@ def test_names_say_what_methods_are() -> None:
     assert method_of("h10-muon-churn").newcomers
     quarter = method_of("all-reduce/4").run(SMALL, Rates(1e-3))
     assert quarter.num_iterations == round(SMALL.num_iterations / 4)
-    for wrong in ("h1", "h10-d11", "h10-back", "h10-int3", "all", "h10 ", "h10-late50"):
+    for wrong in (
+        "h1",
+        "h10-d11",
+        "h10-back",
+        "h10-int3",
+        "all",
+        "h10 ",
+        "h10-late50",
+        "h10-d2-churn",
+    ):
         with pytest.raises(ValueError, match="is no method"):
             method_of(wrong)
 

@@ -301,7 +301,8 @@ def test_a_slow_run_applies_while_it_trains(
         ("computing", "its device computes for 92 %", "another relay in stage 1"),
         (
             "sending",
-            "waiting for the uplink of badger takes 62 % of the time, since its sends take 92 %",
+            "waiting for the uplink of badger takes about 62 % of the time, since its sends take"
+            " 92 %",
             "faster uplink",
         ),
     ],
