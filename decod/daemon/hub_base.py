@@ -220,6 +220,7 @@ class HubBase:
         timeout_s = constants.HF_HUB_DOWNLOAD_TIMEOUT
         left = _TRIES
         while start < end:
+            self._require_wanted()
             headers["Range"] = f"bytes={start}-{end - 1}"
             before = start
             try:
@@ -228,8 +229,7 @@ class HubBase:
                     if answer.status_code != 206 and start:
                         raise ValueError(f"it answers {answer.status_code} to a range")
                     for piece in answer.iter_raw():
-                        if self._abandoned.is_set():
-                            raise _AbandonedError
+                        self._require_wanted()
                         self._take(len(piece))
                         wanted = piece[: end - start]
                         start += len(wanted)
@@ -244,6 +244,10 @@ class HubBase:
             if left == 0:
                 raise self._unreachable(failure) from None
             time.sleep(_PAUSE_S)
+
+    def _require_wanted(self) -> None:
+        if self._abandoned.is_set():
+            raise _AbandonedError
 
     def _unreachable(self, error: Exception) -> NetworkError:
         # Its text may hold the token.
