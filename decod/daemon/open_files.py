@@ -1,8 +1,10 @@
 """The limit on this process's open files, and the number of other nodes for which it suffices.
 
-Each connection is an open file. A node dials each peer twice, for control and for tensors, and is
-dialled twice. Some files are reserved for the node itself: logs, checkpoints, the compute process,
-the local socket. Peers can't use these up, so the node can still report that the rest is used.
+A node dials each peer twice, for control and for tensors, and is dialled twice. Each connection is
+an open file. One for control that has come is three, since its bytes are passed on to gRPC, and
+those that have come may all be such. So there are eight files for each peer. Some files are
+reserved for the node itself: logs, checkpoints, the compute process, the local socket. Peers can't
+use these up, so the node can still report that the rest is used.
 """
 
 import errno
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 
 from decod.errors import HardwareError
 
-_PER_PEER = 4
+_PER_PEER = 8
 _OWN = 96
 _PEERS_LEAST = 4
 _CONNECTIONS_MAX = 8192
@@ -39,7 +41,7 @@ class FileLimit:
     @property
     def connections_max(self) -> int:
         """Number of connections that others may have open to this node."""
-        return min(_CONNECTIONS_MAX, self.peers_max * _PER_PEER // 2)
+        return min(_CONNECTIONS_MAX, self.peers_max * 2)
 
     def tell_if_few(self, num_peers: int, note: Callable[..., None]) -> None:
         """Tell the operator if the limit is too low for a number of other nodes.

@@ -23,7 +23,7 @@ from decod.errors import DecodError, MalformedMessageError
 from decod.membership.ban_list import BanBook
 from decod.membership.certificates import Caller, Purpose
 from decod.net import channel
-from decod.net.door import Context, Door, caller_in, host_of, proven_id
+from decod.net.door import Context, Door, FarEnd, caller_in, host_of, proven_id
 from decod.net.net_limits import Limits
 from decod.net.stream import next_message
 from decod.wire import validate
@@ -108,19 +108,8 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         service = path.split("/")[1]
 
         async def called(requests: object, context: Context) -> T:
-            self._door.knocks.hear(context.peer())
-            caller = caller_in(context)
-            refusal = self._refusal(caller, who)
-            if refusal or caller is None:
-                self._door.blame("caller.refused", context, refusal)
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, channel.NOT_ALLOWED)
-                raise AssertionError("abort raises")
-            # The registrar answers banned nodes that ask for papers.
-            if who is not Who.CERTIFIED and (ban := self._bans.refusal(caller.node_id)):
-                # No fault of its own: it may not know yet.
-                self._door.note("caller.refused", context, f"{caller.node_id} is {ban}")
-                details = f"{channel.BANNED} {ban}"
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, details)
+            if refusal := self.refusal(context, who):
+                await context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
             source = host_of(context), proven_id(context), service
             if not self._door.enter(*source):
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, channel.TOO_MANY)
@@ -130,6 +119,22 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
                 self._door.leave(*source)
 
         return called
+
+    def refusal(self, context: FarEnd, who: Who = Who.MEMBER) -> str:
+        """Return why a caller may not do something, as it is told; empty if it may."""
+        if not self._door.hear(context):
+            return channel.NOT_ALLOWED
+        caller = caller_in(context)
+        refusal = self._refusal(caller, who)
+        if refusal or caller is None:
+            self._door.blame("caller.refused", context, refusal)
+            return channel.NOT_ALLOWED
+        # The registrar answers banned nodes that ask for papers.
+        if who is not Who.CERTIFIED and (ban := self._bans.refusal(caller.node_id)):
+            # No fault of its own: it may not know yet.
+            self._door.note("caller.refused", context, f"{caller.node_id} is {ban}")
+            return f"{channel.BANNED} {ban}"
+        return ""
 
     def _refusal(self, caller: Caller | None, who: Who) -> str:
         """Return why a caller may not call a method, for this node's log; empty if it may."""
@@ -160,7 +165,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # Only the stubs
         return self._stranger
 
     async def _refuse_stranger(self, _requests: object, context: Context) -> bytes:
-        self._door.knocks.hear(context.peer())
+        self._door.hear(context)
         self._door.blame("message.foreign", context, "a call of another run, or of none")
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, channel.OTHER_RUN)
         raise AssertionError("abort raises")

@@ -4,7 +4,7 @@ Services, metadata and channel options come first. gRPC's own texts are written 
 the reasons of failed calls are put into plain words here.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import grpc
@@ -38,8 +38,6 @@ TOO_MANY = "E-NET-012"
 """Details of the gRPC status that refuses a caller with too many open calls."""
 
 _RUN = "decod-run"
-_PROBE = "decod-probe"
-_CONSENT = "decod-push-from"
 
 # A client pings at most this often. The server tolerates pings that are twice as frequent.
 _KEEPALIVE_INTERVAL_MS = 10_000
@@ -79,21 +77,17 @@ def server_options(limits: Limits) -> Options:
     ]
 
 
-def server_credentials(
-    shown: Callable[[], TlsIdentity], begin: Callable[[], None] = lambda: None
-) -> grpc.ServerCredentials:
+def server_credentials(shown: Callable[[], TlsIdentity]) -> grpc.ServerCredentials:
     """Return credentials for a server that asks each caller for a certificate.
 
     Args:
         shown: Returns what the server shows, and whom it believes. It is asked at each handshake,
             from another thread.
-        begin: Called at the beginning of each handshake, from another thread.
     """
     used = shown()
 
     def changed() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
-        begin()
         if (now := shown()) == used:
             return None
         used = now
@@ -140,32 +134,6 @@ def run_metadata(run_id: RunId) -> tuple[tuple[str, str]]:
     return ((_RUN, run_id),)
 
 
-def probe_metadata(run_id: RunId) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a probe's push, of which nothing is said if it comes late."""
-    return (*run_metadata(run_id), (_PROBE, "1"))
-
-
-def is_probe(metadata: Iterable[tuple[str, str | bytes]] | None) -> bool:
-    """Return whether a push is a probe's."""
-    return _PROBE in dict(metadata or ())
-
-
-def consent(position: int) -> tuple[tuple[str, str]]:
-    """Return the initial metadata with which a receiver says that it has memory for a tensor.
-
-    Args:
-        position: The bytes before it have arrived already.
-    """
-    return ((_CONSENT, str(position)),)
-
-
-def consented(metadata: Iterable[tuple[str, str | bytes]] | None, size_bytes: int) -> int | None:
-    """Return the position from which a receiver wants a tensor, or None if it does not consent."""
-    text = str(dict(metadata or ()).get(_CONSENT, ""))
-    position = int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else -1
-    return position if 0 <= position <= size_bytes else None
-
-
 def as_is(data: bytes) -> bytes:
     """Return `data` unchanged. Callers encode and decode it themselves, and see the errors."""
     return data
@@ -197,25 +165,28 @@ _UNTIMELY = {
 _DISBELIEVED = ("CERTIFICATE_VERIFY_FAILED", "INVALID_SIGNATURE", "Hostname Verification Check")
 """Words in gRPC's text if the other end has shown a certificate that was not believed."""
 
-_LATE = "no answer in time"
+LATE = "no answer in time"
 REFUSED = "nobody listens there"
 _ANOTHER = ("another node listens there", "what listens there is no node of this run")
 
 # By words in the details, in lower case. The first match counts.
 _BY_DETAIL = (
     (("connection refused",), REFUSED),
-    (("hostname verification",), _ANOTHER[0]),
+    (("hostname verification", "hostname mismatch"), _ANOTHER[0]),
     (("certificate_verify", "invalid_signature"), _ANOTHER[1]),
     (("tls handshake", "ssl_error"), "what listens there is no decod node"),
     (("domain name not found", "hostname lookup", "dns"), "its host name is not known"),
     (("unreachable", "no route to host"), "there is no way to it from here"),
     (("failed parsing http", "http2 header"), "what listens there is no decod node"),
-    (("reset", "closed", "broken pipe", "goaway", "eof"), "the connection broke"),
+    (
+        ("reset", "closed", "broken pipe", "goaway", "eof", "violation of protocol"),
+        "the connection broke",
+    ),
     # An attempt to connect may end a moment before its call does. Then this end closes it.
-    (("timed out", "timeout", "deadline", "endpoint closing"), _LATE),
+    (("timed out", "timeout", "deadline", "endpoint closing"), LATE),
 )
 _BY_CODE = {
-    grpc.StatusCode.DEADLINE_EXCEEDED: _LATE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: LATE,
     grpc.StatusCode.UNIMPLEMENTED: "what listens there is no decod node, or of another release",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the message is too large",
     grpc.StatusCode.CANCELLED: "the call was broken off",
@@ -248,10 +219,27 @@ def reason_of(error: grpc.aio.AioRpcError) -> str:
     return clip(f"{code}: {last}" if last else code, _DETAILS_MAX_CHARACTERS)
 
 
+GONE = (REFUSED, *_ANOTHER)
+"""Why a node is not where it was called."""
+
+
+def reason_of_os(error: OSError) -> str:
+    """Return why a connection failed, in a few words."""
+    if isinstance(error, ConnectionRefusedError):
+        return REFUSED
+    if isinstance(error, TimeoutError):
+        return LATE
+    text = " ".join(str(error).split()).lower()
+    for marks, found in _BY_DETAIL:
+        if any(mark in text for mark in marks):
+            return found
+    return clip(text or "the connection broke", _DETAILS_MAX_CHARACTERS)
+
+
 def is_gone(error: grpc.aio.AioRpcError) -> bool:
     """Return whether what was called is not there: its port refuses, or another has it."""
     other_run = error.details() == OTHER_RUN
-    return other_run or reason_of(error) in (REFUSED, *_ANOTHER)
+    return other_run or reason_of(error) in GONE
 
 
 def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
@@ -289,7 +277,7 @@ def failed_call(address: str, error: grpc.aio.AioRpcError) -> DecodError:
             code=code,
         )
     why = reason_of(error)
-    return (UnansweredError if why == _LATE else NetworkError)(
+    return (UnansweredError if why == LATE else NetworkError)(
         what,
         why=why,
         fix="check the address, that the node there runs, and that its TCP port is open",

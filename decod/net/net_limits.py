@@ -18,6 +18,8 @@ MIB = 1024 * KIB
 class Limits:
     """Limits on a peer's use of this node, and on this node's waits for a peer."""
 
+    header_size_max_bytes: int = 64 * KIB
+    """What comes before a tensor, and says what it is."""
     message_size_max_bytes: int = 4 * MIB + 64 * KIB
     """Largest gRPC message, in both directions."""
     batch_size_max_bytes: int = 4 * MIB
@@ -74,11 +76,15 @@ class Limits:
     """Open connections of one member. The one that was silent longest gives way. A node needs two,
     twice as many after a renewal of its papers, and one for each state that it fetches."""
     connections_max: int = 8192
-    """Open connections of others to this node. gRPC closes further ones at once."""
+    """Open connections of others to this node. Further ones are closed at once."""
+    connects_burst: int = 1000
+    """Connections that a host may begin at once. Many nodes may share its address."""
+    connects_per_s: float = 100.0
+    """Further ones each second. Those beyond are closed at once."""
     handshake_timeout_s: float = 10.0
-    """The time that a new connection may take to begin HTTP/2."""
+    """The time that a new connection may take to say what it is for, and to prove who calls."""
     room_interval_s: float = 2.0
-    """The time that a connection has to name the run, once there are many connections."""
+    """The time that a connection has to name the run before it makes room for another."""
     streams_per_connection_max: int = 80
     """Open calls over one connection. A node needs no more than two, and a member that nobody can
     dial has one for each connection to it."""

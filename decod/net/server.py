@@ -14,6 +14,8 @@ When a peer calls, the server must:
 
 import asyncio
 import logging
+import socket
+import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,19 +43,26 @@ from decod.net.ask import Found, HelloInfo, HelloRequest
 from decod.net.block_transfer import BlockGiver, BlockReader
 from decod.net.calls import Calls, Who
 from decod.net.donor import StateBlob, StateDonor, StateRequest
-from decod.net.door import Context, Door, caller_in, host_of, ip_of, require_caller
+from decod.net.door import (
+    Context,
+    Door,
+    FarEnd,
+    TensorCaller,
+    caller_in,
+    host_of,
+    ip_of,
+    proven_id,
+    require_caller,
+)
 from decod.net.enrolment import EnrollmentGiver, RegisterKeeper
+from decod.net.front_door import FrontDoor
 from decod.net.net_limits import LIMITS, Counters, Limits
 from decod.net.rate_caps import Lane, Pace, Paces, lane_of
 from decod.net.reverse_keeper import ReverseKeeper
 from decod.net.storing import PartWriter
-from decod.net.stream import (
-    BrokenTensors,
-    IncomingRegion,
-    IncomingTensor,
-    next_message,
-    split_head,
-)
+from decod.net.stream import BrokenTensors, IncomingRegion, IncomingTensor
+from decod.net.tensor_stream import TensorReceiver
+from decod.net.tls_pipe import TlsPipe, server_context
 from decod.protocol.core.messages import PASSES, LinkProbe, OfDataNodes, WithTensor
 from decod.protocol.core.messages.membership_messages import Average
 from decod.protocol.core.view import Role
@@ -196,11 +205,15 @@ class PeerServer:
         self._limits = limits
         self._watch = watch or Stopwatch()
         self._server: grpc.aio.Server | None = None
+        self._front: FrontDoor | None = None
+        self._called: Calls | None = None
+        self._tls: tuple[TlsIdentity, ssl.SSLContext] | None = None
+        """What this node shows now, and the context that was made for it."""
         self.counters = Counters()
         """Counts by the peer's IP address: `message.malformed`, `message.foreign`,
         `message.forged`, `tensor.refused`, `tensor.corrupted`, `tensor.broken`, `rpc.failed`,
-        `caller.refused`, `peer.dropped`. Connections without a call are not counted by address:
-        `connection.refused`."""
+        `caller.refused`, `peer.dropped`, `connection.refused`: a connection over which no call
+        came."""
         self._door = Door(run_id, self.counters, limits)
         self.on_fault = self._door.on_fault
         """Called with each event that is counted."""
@@ -209,7 +222,6 @@ class PeerServer:
         self.expiries: dict[NodeId, float] = {}
         """The instants when the certificates end that other members have shown, in seconds of the
         Unix epoch."""
-        self._room_task: asyncio.Task[None] | None = None
         self._broken = BrokenTensors(limits)
         self._reader: ThreadPoolExecutor | None = None
         """Parses large messages, one at a time."""
@@ -238,13 +250,13 @@ class PeerServer:
             options=channel.server_options(self._limits),
             maximum_concurrent_rpcs=self._limits.concurrent_rpcs_max,
         )
-        server.add_generic_rpc_handlers((self._calls(),))
+        self._called = self._calls()
+        server.add_generic_rpc_handlers((self._called,))
+        calls_port = server.add_secure_port("127.0.0.1:0", channel.server_credentials(self._shown))
+        front = FrontDoor(self._limits, self._door, self._serve_tensors)
         try:
-            bound_port = server.add_secure_port(
-                join_address(host, port),
-                channel.server_credentials(self._shown, self._door.knocks.begin),
-            )
-        except RuntimeError as error:
+            bound_port = front.start(host, port, calls_port)
+        except OSError as error:
             await server.stop(None)
             raise NetworkError(
                 f"can't listen on {join_address(host, port)}",
@@ -253,10 +265,8 @@ class PeerServer:
                 code="E-NET-002",
             ) from error
         await server.start()
-        self._server = server
-        self._door.port = bound_port
+        self._server, self._front = server, front
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="decod-read")
-        self._room_task = asyncio.create_task(self._door.keep_room())
         self.donor.open()
         return bound_port
 
@@ -278,11 +288,11 @@ class PeerServer:
         if self._server is not None:
             await self._server.stop(grace_s)
             self._server = None
+        if self._front is not None:
+            await self._front.stop()
+            self._front = None
         if self._reader is not None:
             self._reader.shutdown(wait=False, cancel_futures=True)
-        if self._room_task is not None:
-            self._room_task.cancel()
-            await asyncio.gather(self._room_task, return_exceptions=True)
         self._broken.close()
         self.donor.close()
 
@@ -293,7 +303,6 @@ class PeerServer:
         question = limits.request_size_max_bytes
         deliver = calls.once(self._deliver, size_max_bytes=batch)
         calls.add(f"/{channel.CONTROL_SERVICE}/Deliver", deliver)
-        calls.add(f"/{channel.TENSOR_SERVICE}/Push", calls.guarded(self._push))
         hello = calls.once(self._hello, size_max_bytes=question)
         calls.open_to_all(f"/{channel.ENROLL_SERVICE}/Hello", hello, Who.INVITED)
         if self._registrar is not None:
@@ -348,7 +357,7 @@ class PeerServer:
             await asyncio.wrap_future(future)
         return future.result
 
-    def _checked(self, result: Callable[[], R], context: Context, size_bytes: int) -> R | None:
+    def _checked(self, result: Callable[[], R], context: FarEnd, size_bytes: int) -> R | None:
         """Return the result of reading a message, or count its fault and return None."""
         try:
             with self._watch.measure("serialize"):
@@ -358,7 +367,7 @@ class PeerServer:
             self._door.blame("message.malformed", context, reason, size_bytes=size_bytes)
             return None
 
-    def _is_heard(self, decoded: Decoded, context: Context, *, with_tensor: bool = False) -> bool:
+    def _is_heard(self, decoded: Decoded, context: FarEnd, *, with_tensor: bool = False) -> bool:
         """Return whether a message comes from another node of this run and is of the expected
         kind."""
         caller = caller_in(context)
@@ -406,56 +415,100 @@ class PeerServer:
             self.expiries.clear()
         self.expiries[caller.node_id] = caller.expires_s
 
-    async def _push(self, context: Context) -> bytes:
+    async def _serve_tensors(self, connection: socket.socket, peer: str) -> None:
+        """Take tensors over a connection until it ends."""
+        pipe = TlsPipe(connection, self._tls_context())
+        caller = TensorCaller(peer)
         try:
-            state = await self._receive_tensor(context)
+            async with asyncio.timeout(self._limits.handshake_timeout_s):
+                caller.certificate = await pipe.shake_hands()
+            receiver = TensorReceiver(pipe, self._limits)
+            while True:
+                size = await receiver.head()
+                if not await self._take_tensor(receiver, size, caller):
+                    return
+        except MalformedMessageError as error:
+            self._door.blame("message.malformed", caller, error.what)
         except TimeoutError:
-            self._tell_late(context)
+            if caller.certificate:
+                self._door.note("rpc.failed", caller, "TimeoutError")
+        finally:
+            pipe.close()
+
+    def _tls_context(self) -> ssl.SSLContext:
+        shown = self._shown()
+        if self._tls is None or self._tls[0] != shown:
+            self._tls = shown, server_context(shown)
+        return self._tls[1]
+
+    async def _take_tensor(
+        self, receiver: TensorReceiver, header_size: int, caller: TensorCaller
+    ) -> bool:
+        """Take a tensor; return whether the caller may send another one."""
+        assert self._called is not None
+        refusal = self._called.refusal(caller)
+        source = host_of(caller), proven_id(caller), channel.TENSOR_SERVICE
+        if not refusal and not self._door.enter(*source):
+            await receiver.refuse(channel.TOO_MANY)
+            return False
+        if refusal:
+            await receiver.refuse(refusal)
+            return False
+        self._door.know(caller)
+        try:
+            head = await receiver.header(header_size)
+            state = await self._receive_tensor(receiver, head, caller)
+        except TimeoutError:
+            if not receiver.probes and (who := caller_in(caller)) is not None:
+                self._handler.tensor_late(who.node_id)
             raise
-        return tensor_pb2.PushResponse(state=state).SerializeToString()
+        finally:
+            self._door.leave(*source)
+        if state is not None:
+            await receiver.result(state)
+        return True
 
-    def _tell_late(self, context: Context) -> None:
-        """Tell the handler whose tensor was given up. Probes are left out."""
-        caller = caller_in(context)
-        if caller is not None and not channel.is_probe(context.invocation_metadata()):
-            self._handler.tensor_late(caller.node_id)
-
-    async def _receive_tensor(self, context: Context) -> tensor_pb2.PushState:
-        head, data = split_head(await self._next_frame(context) or b"")
+    async def _receive_tensor(
+        self, receiver: TensorReceiver, head: bytes, caller: TensorCaller
+    ) -> tensor_pb2.TensorResult | None:
+        """Return how a tensor ended. None: its sender has been told already."""
         result = await self._result(partial(read_header, receiver=self._node_id), head)
         async with self._turns:
-            header = self._checked(result, context, len(head))
-        if header is None or not self._is_heard(header.decoded, context, with_tensor=True):
-            return tensor_pb2.PUSH_STATE_MALFORMED
+            header = self._checked(result, caller, len(head))
+        if header is None or not self._is_heard(header.decoded, caller, with_tensor=True):
+            # Nobody knows how much follows.
+            await receiver.result(tensor_pb2.TENSOR_RESULT_MALFORMED)
+            raise ConnectionAbortedError("a tensor without a header that can be read")
         decoded = header.decoded
         tensor = self._begun(head, header)
         if tensor is None:
             reason = f"{type(decoded.message).__name__} of {header.size_bytes} bytes"
             if self._handler.stopped:
-                host = host_of(context)
+                host = host_of(caller)
                 _log.debug("tensor.refused %s: %s, as this node has ended", host, reason)
             else:
-                self._door.note("tensor.refused", context, reason)
-            return tensor_pb2.PUSH_STATE_REFUSED
+                self._door.note("tensor.refused", caller, reason)
+            await receiver.result(tensor_pb2.TENSOR_RESULT_REFUSED)
+            intake, lane = self._handler.intake, lane_of(decoded.message)
+            await receiver.skip(header.size_bytes, lambda num: intake.wait(num, lane))
+            return None
         try:
-            await self._fill(context, tensor, data, lane_of(decoded.message))
+            whole = await self._fill(receiver, tensor, lane_of(decoded.message))
         except (MalformedMessageError, TimeoutError):
             tensor.region.release()
             raise
         except BaseException:
             self._broken.keep(head, tensor)
             raise
-        if not tensor.complete:
-            # A broken connection looks like the end of the stream at first. The sender dials again.
+        if not whole:
             self._broken.keep(head, tensor)
-            self._door.note("tensor.broken", context, "it ended before its size was reached")
-            return tensor_pb2.PUSH_STATE_MALFORMED
+            return tensor_pb2.TENSOR_RESULT_MALFORMED
         if not tensor.intact:
             tensor.region.release()
-            self._door.note("tensor.corrupted", context, "its checksum does not hold")
-            return tensor_pb2.PUSH_STATE_CORRUPTED
+            self._door.note("tensor.corrupted", caller, "its checksum does not hold")
+            return tensor_pb2.TENSOR_RESULT_CORRUPTED
         self._handler.tensor_arrived(decoded, tensor.region)
-        return tensor_pb2.PUSH_STATE_RECEIVED
+        return tensor_pb2.TENSOR_RESULT_RECEIVED
 
     def _begun(self, head: bytes, header: Header) -> IncomingTensor | None:
         """Return the beginning of a tensor: what has arrived of it before, or memory for it."""
@@ -470,27 +523,21 @@ class PeerServer:
             region,
             size_bytes=header.size_bytes,
             crc32=header.crc32,
-            frame_size_max_bytes=self._limits.frame_size_bytes,
             watch=self._watch,
         )
 
-    async def _fill(
-        self, context: Context, tensor: IncomingTensor, data: memoryview, lane: Lane
-    ) -> None:
+    async def _fill(self, receiver: TensorReceiver, tensor: IncomingTensor, lane: Lane) -> bool:
         """Receive the rest of a tensor, no faster than the node's download cap allows."""
         intake = self._handler.intake
-        if not data:
-            await context.send_initial_metadata(channel.consent(tensor.position))
-        tensor.add(data)
-        async with asyncio.timeout(self._limits.stream_timeout_s(tensor.size_bytes)):
-            await intake.wait(len(data), lane)
-            while (frame := await self._next_frame(context)) is not None:
-                tensor.add_frame(frame)
-                await intake.wait(len(frame), lane)
 
-    async def _next_frame(self, context: Context) -> bytes | None:
-        async with asyncio.timeout(self._limits.frame_timeout_s):
-            return await next_message(context)
+        async def arrived(num_bytes: int) -> None:
+            tensor.arrived(num_bytes)
+            await intake.wait(num_bytes, lane)
+
+        if not receiver.resumes:
+            tensor.begin_again()
+        async with asyncio.timeout(self._limits.stream_timeout_s(tensor.size_bytes)):
+            return await receiver.fill(tensor.region.view, tensor.position, arrived)
 
     async def _hello(self, data: bytes, context: Context) -> bytes:
         request = codec.parse(enroll_pb2.HelloRequest, data)

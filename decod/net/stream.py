@@ -1,4 +1,4 @@
-"""Both ends of a stream of bytes: cutting a tensor into frames, and filling memory from frames."""
+"""Bytes on their way: frames of streams, and tensors that fill their memory."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,29 +13,22 @@ from decod.net.net_limits import Limits
 from decod.wire.scan import read_varint, write_varint
 
 # --- frames --------------------------------------------------------------------------------------
-# Data frames of `PushRequest` and `FetchResponse`, written and read without extra copies.
+# Data frames of `FetchResponse` and of streams like it, written and read without extra copies.
 #
-# Both messages keep their bytes in field 2, so a frame without a header is a tag, a length and the
-# bytes. Writing frames by hand saves protobuf's copy of every megabyte, in both directions. The
-# result is still the protobuf message that tensor.proto and state.proto describe.
+# They keep their bytes in field 2, so a frame is a tag, a length and the bytes. Writing frames by
+# hand saves protobuf's copy of every megabyte, in both directions. The result is still the protobuf
+# message that state.proto describes.
 
-_HEAD_TAG = 0x0A  # Field 1, length-delimited.
 _TAG = 0x12  # Field 2, length-delimited.
 
 
-def data_frame(data: memoryview, *, head: bytes = b"") -> bytes:
-    """Return a serialized message that has `data` in field 2.
-
-    Args:
-        data: The bytes. They are copied once.
-        head: A serialized message with the other fields. By protobuf's rules, two concatenated
-            messages are one message with the fields of both.
-    """
-    return b"".join((head, bytes([_TAG]), write_varint(len(data)), data))
+def data_frame(data: memoryview) -> bytes:
+    """Return a serialized message that has `data` in field 2. The bytes are copied once."""
+    return b"".join((bytes([_TAG]), write_varint(len(data)), data))
 
 
 def frame_data(frame: bytes | memoryview) -> memoryview:
-    """Return a view of the bytes in a frame that `data_frame` made without a head.
+    """Return a view of the bytes in a frame that `data_frame` made.
 
     Raises:
         MalformedMessageError: The frame holds other fields, or no bytes at all.
@@ -44,31 +37,9 @@ def frame_data(frame: bytes | memoryview) -> memoryview:
         size, position = read_varint(frame, 1)
         if size and position + size == len(frame):
             return memoryview(frame)[position:]
-    raise _malformed(frame, "only the first message of a stream has a header")
-
-
-def split_head(frame: bytes) -> tuple[bytes, memoryview]:
-    """Return the header in the first message of a push, and a view of the data after it.
-
-    The header is field 1 and comes first. Only data may follow.
-
-    Raises:
-        MalformedMessageError: The message has another layout.
-    """
-    if frame[:1] != bytes([_HEAD_TAG]):
-        raise _malformed(frame, "the first message of a stream begins with a header")
-    size, position = read_varint(frame, 1)
-    end = position + size
-    if end > len(frame):
-        raise _malformed(frame, "its header is cut short")
-    rest = memoryview(frame)[end:]
-    return frame[position:end], frame_data(rest) if rest else rest
-
-
-def _malformed(frame: bytes | memoryview, why: str) -> MalformedMessageError:
-    return MalformedMessageError(
+    raise MalformedMessageError(
         f"a frame of {len(frame)} bytes does not hold what it should",
-        why=why,
+        why="it holds one field with bytes, and nothing else",
         fix="run the same version of decod on every node",
     )
 
@@ -113,13 +84,12 @@ class IncomingRegion(Protocol):
 
 
 class IncomingTensor:
-    """A tensor whose region is filled with the frames of a stream, in order, and checked.
+    """A tensor whose region is filled in order, and checked.
 
     Args:
         region: Its memory.
         size_bytes: Of the tensor, and of the region, from the header.
         crc32: CRC-32 of the whole tensor, from the header.
-        frame_size_max_bytes: A larger frame is malformed.
         watch: Measures copies and checksums; None to measure nothing.
     """
 
@@ -129,7 +99,6 @@ class IncomingTensor:
         *,
         size_bytes: int,
         crc32: int,
-        frame_size_max_bytes: int,
         watch: Stopwatch | None = None,
     ) -> None:
         self.region = region
@@ -138,7 +107,6 @@ class IncomingTensor:
         assert len(self._view) == size_bytes, f"{len(self._view)} != {size_bytes}"
         self._watch = watch or Stopwatch()
         self._crc32 = crc32
-        self._frame_size_max_bytes = frame_size_max_bytes
         self._computed = 0
         self._position = 0
 
@@ -156,26 +124,15 @@ class IncomingTensor:
         """Return whether the checksum is right. Valid only once `complete` is True."""
         return self._computed == self._crc32
 
-    def add_frame(self, frame: bytes) -> None:
-        """Copy one serialized frame to its place.
+    def begin_again(self) -> None:
+        """Forget what has arrived: all of it comes again."""
+        self._position = self._computed = 0
 
-        Raises:
-            MalformedMessageError: It is no data frame, is too large, or exceeds the announced size.
-        """
-        self.add(frame_data(frame))
-
-    def add(self, data: memoryview | bytes) -> None:
-        """Copy bytes that came with the header to their place. Raises what `add_frame` raises."""
-        end = self._position + len(data)
-        if end > self.size_bytes or len(data) > self._frame_size_max_bytes:
-            raise MalformedMessageError(
-                f"a frame of {len(data)} bytes at {self._position} of {self.size_bytes}",
-                why="it is longer than allowed or than the header said",
-                fix="run the same version of decod on every node",
-            )
-        with self._watch.measure("copy"):
-            self._view[self._position : end] = data
+    def arrived(self, num_bytes: int) -> None:
+        """The next bytes are in their place."""
+        end = self._position + num_bytes
         with self._watch.measure("serialize"):
+            data = self._view[self._position : end]
             self._computed = isal_zlib.crc32(data, self._computed)
         self._position = end
 

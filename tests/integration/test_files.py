@@ -65,7 +65,7 @@ def test_few_files_are_said_at_the_start(corpus: Path, tmp_path: Path) -> None:
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader(program=few_files.program(128))
         (told,) = leader.events("files.few")
-        assert told["reason"] == "enough for 8 other nodes, and there are 18"
+        assert told["reason"] == "enough for 4 other nodes, and there are 18"
         assert "ulimit -n" in told["fix"]
         assert "may open 128 files" in leader.stderr
 

@@ -16,7 +16,7 @@ from tests.support import ticking
 from tests.support.cluster import Cluster
 from tests.support.runs import make_run
 from tests.support.throwing import sample, throw_all
-from tests.support.wire_shapes import REQUESTS, Throw, throws
+from tests.support.wire_shapes import REQUESTS, TENSORS, Throw, throws
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -73,4 +73,4 @@ def test_no_shape_of_message_holds_the_event_loop_of_a_leader(leading: Cluster) 
 def test_what_is_always_thrown_exists() -> None:
     everything = list(throws(random.Random(1), RunId("r" * 26), size_bytes=8192))
     assert set(ALWAYS) <= {each.name for each in everything}
-    assert {each.method for each in everything} == {"", *REQUESTS}
+    assert {each.method for each in everything} == {"", TENSORS, *REQUESTS}

@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc.aio
 
@@ -22,57 +22,67 @@ from decod.membership.certificates import MEMBER_NAME
 from decod.membership.papers import Membership, keep_papers, membership_folder
 from decod.net import channel
 from decod.net.net_limits import LIMITS
-from decod.net.stream import data_frame
 from decod.protocol.core import messages as m
 from decod.texts import from_base32
 from decod.wire import codec
 from decod.wire.v1 import control_pb2, state_pb2, tensor_pb2
 from tests.support.cluster import child_environment
 from tests.support.members import host_key
+from tests.support.sending import sending_to
 
 _NUM_CHANNELS = 12
 _CALLS_PER_CHANNEL = 8
 _NUM_ANSWERED_FIRST = 50
+_TENSORS_PER_CONNECTION = 8
 
-Call = Callable[[grpc.aio.Channel, Membership, RunId], Coroutine[Any, Any, None]]
+
+class _Flooded(NamedTuple):
+    """A node, as a flood reaches it."""
+
+    address: str
+    opened: grpc.aio.Channel
 
 
-async def _control(opened: grpc.aio.Channel, by: Membership, run_id: RunId) -> None:
+Call = Callable[[_Flooded, Membership, RunId], Coroutine[Any, Any, None]]
+
+
+async def _control(to: _Flooded, by: Membership, run_id: RunId) -> None:
     """Delivers as many messages as fit into a call, each as large as is parsed at once."""
     nodes = tuple(NodeId(a + b + "a" * 50) for a in "abcdef" for b in "abcdefghijklmnopqrstuvwxyz")
     envelope = codec.encode(run_id, by.node_id, 1, 1, m.Differs(1, nodes[:140]))
     num = LIMITS.batch_size_max_bytes // (envelope.ByteSize() + 6)
     request = control_pb2.DeliverRequest(envelopes=[envelope] * min(num, LIMITS.batch_length_max))
-    deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
+    deliver = to.opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
     metadata = channel.run_metadata(run_id)
     await deliver(request.SerializeToString(), metadata=metadata, timeout=20.0)
 
 
-async def _small(opened: grpc.aio.Channel, by: Membership, run_id: RunId) -> None:
+async def _small(to: _Flooded, by: Membership, run_id: RunId) -> None:
     """Delivers one small message."""
     envelope = codec.encode(run_id, by.node_id, 1, 1, m.Ping(1))
     request = control_pb2.DeliverRequest(envelopes=[envelope]).SerializeToString()
-    deliver = opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
+    deliver = to.opened.unary_unary(f"/{channel.CONTROL_SERVICE}/Deliver")
     await deliver(request, metadata=channel.run_metadata(run_id), timeout=20.0)
 
 
-async def _tensors(opened: grpc.aio.Channel, by: Membership, run_id: RunId) -> None:
-    """Pushes a tensor of 1 MiB that anybody may push, and that fails its checksum."""
+async def _tensors(to: _Flooded, by: Membership, run_id: RunId) -> None:
+    """Sends tensors of 1 MiB that anybody may send, and that fail their checksum."""
     data = bytes(LIMITS.frame_size_bytes)
     envelope = codec.encode(run_id, by.node_id, 1, 1, m.LinkProbe())
     header = tensor_pb2.TensorHeader(envelope=envelope, size_bytes=len(data), crc32=1)
-    first = tensor_pb2.PushRequest(header=header).SerializeToString()
-    push = opened.stream_unary(f"/{channel.TENSOR_SERVICE}/Push")
-    frames = iter([first, data_frame(memoryview(data))])
-    await push(frames, metadata=channel.run_metadata(run_id), timeout=20.0)
+    async with sending_to(to.address, by.tls) as sending:
+        for _ in range(_TENSORS_PER_CONNECTION):
+            await sending.head(header.SerializeToString())
+            await sending.piece(data)
+            await sending.answer()
 
 
-async def _states(opened: grpc.aio.Channel, by: Membership, run_id: RunId) -> None:
+async def _states(to: _Flooded, by: Membership, run_id: RunId) -> None:
     """Asks for a state, again and again."""
     request = state_pb2.DescribeRequest(
         run_id=run_id, sender_id=by.node_id, stage_index=1, iteration=1, with_optimizer=True
     )
-    describe = opened.unary_unary(f"/{channel.STATE_SERVICE}/Describe")
+    describe = to.opened.unary_unary(f"/{channel.STATE_SERVICE}/Describe")
     metadata = channel.run_metadata(run_id)
     answer = await describe(request.SerializeToString(), metadata=metadata, timeout=20.0)
     described = state_pb2.DescribeResponse.FromString(answer)
@@ -87,7 +97,7 @@ async def _states(opened: grpc.aio.Channel, by: Membership, run_id: RunId) -> No
         state_id=description.id,
         num_chunks=len(description.chunks),
     )
-    fetch = opened.unary_stream(f"/{channel.STATE_SERVICE}/Fetch")
+    fetch = to.opened.unary_stream(f"/{channel.STATE_SERVICE}/Fetch")
     async for _ in fetch(fetch_request.SerializeToString(), metadata=metadata, timeout=20.0):
         pass
 
@@ -144,8 +154,8 @@ async def _main(kind: str, address: str, run_id: RunId, state_dir: Path, name: s
         nonlocal num_ended
         while True:
             try:
-                await call(opened, member, run_id)
-            except grpc.aio.AioRpcError:
+                await call(_Flooded(address, opened), member, run_id)
+            except (grpc.aio.AioRpcError, OSError):
                 await asyncio.sleep(0)
             num_ended += 1
             if num_ended == _NUM_ANSWERED_FIRST:

@@ -6,7 +6,7 @@ they are. The limits on faults and calls are lifted: otherwise the callers would
 
 import asyncio
 import random
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from decod.net import channel
 from decod.net.client import PeerClient
 from decod.net.net_limits import LIMITS
 from decod.net.server import DataServices, PeerServer
-from decod.net.stream import IncomingRegion, data_frame
+from decod.net.stream import IncomingRegion
 from decod.protocol.core import messages as m
 from decod.wire import codec
 from decod.wire.v1 import control_pb2, enroll_pb2, state_pb2, tensor_pb2
@@ -38,10 +38,12 @@ from tests.support.peers import (
     no_receipts,
     open_to,
 )
-from tests.support.wire_shapes import REQUESTS
+from tests.support.sending import sending_to, tensor_head, tensor_piece
+from tests.support.wire_shapes import REQUESTS, TENSORS
 
 METHODS: dict[str, Any] = {
     **REQUESTS,
+    TENSORS: tensor_pb2.TensorHeader,
     f"/{channel.ENROLL_SERVICE}/Enroll": enroll_pb2.EnrollRequest,
     f"/{channel.STATE_SERVICE}/ReadBlock": state_pb2.ReadBlockRequest,
     f"/{channel.STATE_SERVICE}/ExchangeTokens": state_pb2.ExchangeTokensRequest,
@@ -53,7 +55,11 @@ _PARALLEL = 4
 _BATCH = 100
 """Envelopes in a call of `Deliver`."""
 _BOUNDLESS = replace(
-    LIMITS, faults_burst=1 << 40, calls_per_node_max=64, state_calls_per_node_max=64
+    LIMITS,
+    faults_burst=1 << 40,
+    connects_burst=1 << 40,
+    calls_per_node_max=64,
+    state_calls_per_node_max=64,
 )
 _BEAT_S = 0.05
 
@@ -136,13 +142,27 @@ async def _throw(method: str, num: int, rng: random.Random, address: str, siege:
     num_calls, before_bytes = -(-num // per_call), 0
     async with open_to(address, _BOUNDLESS) as opened:
         call = opened.stream_stream(method)
+
+        def throw(body: list[bytes]) -> Coroutine[Any, Any, None]:
+            if method == TENSORS:
+                return _sent(body, address)
+            return _once(call, body, method, siege)
+
         for first in range(0, num_calls, _PARALLEL):
             bodies = [_body(method, rng, per_call) for _ in range(_PARALLEL)]
-            await asyncio.gather(*(_once(call, body, method, siege) for body in bodies))
+            await asyncio.gather(*map(throw, bodies))
             siege.num_thrown[method] = siege.num_thrown.get(method, 0) + _PARALLEL * per_call
             if first // _PARALLEL == num_calls // _PARALLEL // 10:
                 before_bytes = resident_bytes()
     siege.grown_bytes = max(siege.grown_bytes, resident_bytes() - before_bytes)
+
+
+async def _sent(body: list[bytes], address: str) -> None:
+    with suppress(OSError):
+        async with sending_to(address, MEMBERS[ALICE].tls) as sending, asyncio.timeout(20.0):
+            for each in body:
+                await sending.raw(each)
+            await sending.end()
 
 
 async def _once(call: Any, body: list[bytes], method: str, siege: Siege) -> None:
@@ -172,14 +192,14 @@ def _body(method: str, rng: random.Random, num: int) -> list[bytes]:
     if kind == "Deliver":
         envelopes = b"".join(_delimited(_garbled(_envelope(rng), rng)) for _ in range(num))
         return [envelopes if rng.random() < 0.9 else _garbled(envelopes, rng)]
-    if kind == "Push":
+    if method == TENSORS:
         header = tensor_pb2.TensorHeader(
             envelope=codec.encode(RUN, ALICE, 1, 1, ACTIVATION),
             size_bytes=rng.choice([0, 3, 3, 3, 100, -1]),
         )
-        head = tensor_pb2.PushRequest(header=header).SerializeToString()
-        frames = [bytes(data_frame(memoryview(b"abc"))) for _ in range(rng.randrange(3))]
-        return [_garbled(head, rng), *(_garbled(frame, rng) for frame in frames)]
+        head = tensor_head(_garbled(header.SerializeToString(), rng), rng.randrange(4))
+        pieces = [tensor_piece(b"abc") for _ in range(rng.randrange(3))]
+        return [*(_garbled(each, rng) for each in (head, *pieces))]
     return [_garbled(_filled(METHODS[method], rng), rng)]
 
 

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from decod.driver.event_loop import run_loop
@@ -24,6 +24,7 @@ from decod.protocol.core.events import SendFailed, TensorSent
 from decod.wire import codec
 from decod.wire.v1 import tensor_pb2
 from tests.support.members import data_node
+from tests.support.sending import Sending, sending_to
 
 RUN = RunId("r" * 26)
 OURS = channel.run_metadata(RUN)
@@ -138,9 +139,9 @@ class Pair:
         self.client = PeerClient(MEMBERS[ALICE], RUN, self.alice, limits=limits)
         self.address = ""
 
-    def push(self) -> Any:
-        opened = open_to(self.address)
-        return opened, opened.stream_unary(f"/{channel.TENSOR_SERVICE}/Push")
+    def sending(self) -> AbstractAsyncContextManager[Sending]:
+        """A connection for tensors to Bob, by Alice."""
+        return sending_to(self.address, MEMBERS[ALICE].tls)
 
 
 @asynccontextmanager
@@ -172,5 +173,4 @@ def with_pair(
 def header(**changes: Any) -> bytes:
     envelope = codec.encode(RUN, ALICE, 1, 1, ACTIVATION)
     fields: dict[str, Any] = {"envelope": envelope, "size_bytes": 4, "crc32": zlib.crc32(b"good")}
-    header = tensor_pb2.TensorHeader(**{**fields, **changes})
-    return tensor_pb2.PushRequest(header=header).SerializeToString()
+    return tensor_pb2.TensorHeader(**{**fields, **changes}).SerializeToString()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.cli.main import main
-from decod.net.client import Transmission
+from decod.net.transmission import Transmission
 from decod.wire.v1 import control_pb2
 
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
@@ -14,7 +15,8 @@ from decod.membership.certificates import MEMBER_NAME
 from decod.membership.papers import Membership
 from decod.net import channel
 from decod.net.net_limits import Limits
-from tests.support.wire_shapes import Throw
+from tests.support.sending import sending_to
+from tests.support.wire_shapes import TENSORS, Throw
 
 _CONNECTIONS_MAX = 4
 _CALL_TIMEOUT_S = 30.0
@@ -84,6 +86,11 @@ async def _throw(address: tuple[str, int], run_id: RunId, by: Membership, throw:
             for packet in throw.messages:
                 sender.sendto(packet, address)
         return
+    if throw.method == TENSORS:
+        gate = asyncio.Semaphore(_CONNECTIONS_MAX)
+        where = f"{address[0]}:{address[1]}"
+        await asyncio.gather(*(_send(gate, where, by, throw) for _ in range(throw.num_calls)))
+        return
     opened = [
         channel.open_channel(f"{address[0]}:{address[1]}", _BOLD, by.tls, MEMBER_NAME)
         for _ in range(min(_CONNECTIONS_MAX, throw.num_calls))
@@ -92,6 +99,14 @@ async def _throw(address: tuple[str, int], run_id: RunId, by: Membership, throw:
     await asyncio.gather(*calls)
     for each in opened:
         await each.close(None)
+
+
+async def _send(gate: asyncio.Semaphore, address: str, by: Membership, throw: Throw) -> None:
+    with suppress(OSError):
+        async with gate, sending_to(address, by.tls) as sending, asyncio.timeout(_CALL_TIMEOUT_S):
+            for data in throw.messages:
+                await sending.raw(data)
+            await sending.end()
 
 
 async def _call(opened: grpc.aio.Channel, run_id: RunId, throw: Throw) -> None:

@@ -10,7 +10,6 @@ incoming data and everything else about the node are as usual. Nothing in the no
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
 
 PROGRAM = (sys.executable, "-u", "-m", "tests.support.trickling")
 
@@ -20,33 +19,22 @@ _BYTE_INTERVAL_S = 1.0
 
 
 def _trickle(flag: Path) -> None:
-    from decod.net import channel
-    from decod.net.client import Transmission
-    from decod.net.stream import frames_of
+    from decod.net.tensor_stream import TensorSender
 
-    whole, path = Transmission._push_whole, "/decod.wire.v1.TensorService/Push"
+    whole = TensorSender.piece
 
     def trickles() -> bool:
         return flag.exists()
 
-    async def trickling(sender: Transmission, link: Any, first: bytes, item: Any) -> bytes:
-        if not trickles():
-            return await whole(sender, link, first, item)
-        push = link.bulk.stream_unary(path, channel.as_is, channel.as_is)
-        timeout_s = sender._limits.stream_timeout_s(len(item.data))
-        call = push(None, timeout=timeout_s, metadata=sender._metadata_of(item))
-        try:
-            await call.write(first)
-            for frame in frames_of(item.data, 1, sender._watch):
-                await call.write(frame)
-                await asyncio.sleep(_BYTE_INTERVAL_S)
-            await call.done_writing()
-        except asyncio.InvalidStateError:
-            pass  # The receiver has given it up. Its answer says why.
-        answer: bytes = await call
-        return answer
+    async def trickling(sender: TensorSender, data: memoryview) -> None:
+        if not trickles() or not data:
+            await whole(sender, data)
+            return
+        for position in range(len(data)):
+            await whole(sender, data[position : position + 1])
+            await asyncio.sleep(_BYTE_INTERVAL_S)
 
-    Transmission._push_whole = trickling  # type: ignore[method-assign]
+    TensorSender.piece = trickling  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from decod.ids import AveragingId, FlowId, Iteration, NodeId, RunId
 from decod.net import channel
 from decod.net.dht_datagram import GREETING_SIZE_BYTES, run_tag
 from decod.net.net_limits import LIMITS, MIB
-from decod.net.stream import data_frame
+from decod.net.tensor_stream import HEAD
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages import routing_messages as routing
 from decod.protocol.core.view import Member, Opening, Role, View
@@ -23,6 +23,7 @@ from decod.wire import codec
 from decod.wire.scan import write_varint
 from decod.wire.v1 import control_pb2, enroll_pb2, membership_pb2, state_pb2, tensor_pb2
 from tests.support.messages import control_messages
+from tests.support.sending import tensor_head, tensor_piece
 
 FULL = 4 * MIB
 """Largest size of a message."""
@@ -32,7 +33,6 @@ _BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
 
 REQUESTS: dict[str, Any] = {
     f"/{channel.CONTROL_SERVICE}/Deliver": control_pb2.DeliverRequest,
-    f"/{channel.TENSOR_SERVICE}/Push": tensor_pb2.PushRequest,
     f"/{channel.ENROLL_SERVICE}/Hello": enroll_pb2.HelloRequest,
     f"/{channel.STATE_SERVICE}/Describe": state_pb2.DescribeRequest,
     f"/{channel.STATE_SERVICE}/Fetch": state_pb2.FetchRequest,
@@ -41,7 +41,9 @@ REQUESTS: dict[str, Any] = {
 }
 """The request of each method."""
 
-DELIVER, PUSH = list(REQUESTS)[:2]
+DELIVER = next(iter(REQUESTS))
+TENSORS = "tensors"
+"""In a method's place: connections for tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,9 @@ class Throw:
 
     name: str
     method: str
-    """Path of the method; empty for datagrams."""
+    """Path of the method; empty for datagrams; or `TENSORS`."""
     messages: tuple[bytes, ...]
-    """Messages of one call, or datagrams."""
+    """Messages of one call, datagrams, or bytes over one connection."""
     num_calls: int = 1
     names_run: bool = True
     """Whether the call names its run."""
@@ -73,9 +75,11 @@ def throws(rng: random.Random, run_id: RunId, *, size_bytes: int = FULL) -> Iter
     for name, envelope in made.envelopes():
         yield Throw(f"envelope: {name}", DELIVER, (field(1, envelope),))
         header = field(1, envelope) + b"\x10\x08"
-        yield Throw(f"header: {name}", PUSH, (field(1, header), bytes(100)))
+        yield Throw(f"header: {name}", TENSORS, (tensor_head(header), tensor_piece(bytes(100))))
+    for name, data in made.requests(tensor_pb2.TensorHeader):
+        yield Throw(f"TensorHeader: {name}", TENSORS, (tensor_head(data),))
     yield from made.batches()
-    yield from made.pushes()
+    yield from made.tensors()
     yield from made.crowds()
     yield from made.datagrams()
 
@@ -239,8 +243,8 @@ class _Maker:
         share = field(1, self._envelope(costs))
         yield Throw("a batch of dear messages", DELIVER, (share * length,))
 
-    def pushes(self) -> Iterator[Throw]:
-        """Yield streams with a valid beginning."""
+    def tensors(self) -> Iterator[Throw]:
+        """Yield what begins with a valid header, and what follows none of the rules."""
         rng = self._rng
         message = rng.choice(
             [
@@ -253,13 +257,14 @@ class _Maker:
             envelope=codec.encode(self._run_id, self._sender, 1, 1, message),
             size_bytes=rng.choice([0, 1, MIB, 2**40, -1]),
         )
-        head = tensor_pb2.PushRequest(header=header).SerializeToString()
-        frame = data_frame(memoryview(bytes(MIB)))
-        yield Throw("a push that goes on and on", PUSH, (head, *[frame] * 64))
-        yield Throw("a push of nothing", PUSH, (head, *[b""] * 1000))
-        yield Throw("a push of headers", PUSH, (head,) * 1000)
-        yield Throw("a push with two heads in one", PUSH, (head + head,))
-        yield Throw("a push with data first", PUSH, (frame + head,))
+        head, piece = tensor_head(header.SerializeToString()), tensor_piece(bytes(MIB))
+        yield Throw("a tensor that goes on and on", TENSORS, (head, *[piece] * 64))
+        yield Throw("a tensor of nothing", TENSORS, (head, *[tensor_piece(b"")] * 1000))
+        yield Throw("heads again and again", TENSORS, (head,) * 1000)
+        yield Throw("heads that are taken up again", TENSORS, (tensor_head(head, 255),) * 1000)
+        yield Throw("a piece without a head", TENSORS, (piece, head))
+        yield Throw("a head without an end", TENSORS, (HEAD.pack(2**32 - 1, 0), bytes(64 * MIB)))
+        yield Throw("no bytes of ours", TENSORS, (rng.randbytes(self._size_bytes),))
 
     def crowds(self) -> Iterator[Throw]:
         """Yield many calls at once."""
@@ -274,6 +279,8 @@ class _Maker:
             yield Throw(f"{name}: many large calls", method, (full,), num_calls=24)
         batch = field(1, self._envelope(m.Ping(1))) * LIMITS.batch_length_max
         yield Throw("many full batches", DELIVER, (batch,), num_calls=24)
+        tensor = tensor_head(self._envelope(m.LinkProbe()))
+        yield Throw("many tensors", TENSORS, (tensor,), num_calls=300)
         empty = _filled(field(1, b""), self._size_bytes)
         yield Throw("many batches of nothing", DELIVER, (empty,), num_calls=3)
         large = next(iter(self._large_messages()))

@@ -25,21 +25,15 @@ _sym_db = _symbol_database.Default()
 from decod.wire.v1 import control_pb2 as decod_dot_wire_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x63od/wire/v1/tensor.proto\x12\rdecod.wire.v1\x1a\x1b\x64\x65\x63od/wire/v1/control.proto\"H\n\x0bPushRequest\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.decod.wire.v1.TensorHeader\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\\\n\x0cTensorHeader\x12)\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x17.decod.wire.v1.Envelope\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\r\n\x05\x63rc32\x18\x03 \x01(\x03\"7\n\x0cPushResponse\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.decod.wire.v1.PushState*\x8c\x01\n\tPushState\x12\x1a\n\x16PUSH_STATE_UNSPECIFIED\x10\x00\x12\x17\n\x13PUSH_STATE_RECEIVED\x10\x01\x12\x16\n\x12PUSH_STATE_REFUSED\x10\x02\x12\x18\n\x14PUSH_STATE_MALFORMED\x10\x03\x12\x18\n\x14PUSH_STATE_CORRUPTED\x10\x04\x32R\n\rTensorService\x12\x41\n\x04Push\x12\x1a.decod.wire.v1.PushRequest\x1a\x1b.decod.wire.v1.PushResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64\x65\x63od/wire/v1/tensor.proto\x12\rdecod.wire.v1\x1a\x1b\x64\x65\x63od/wire/v1/control.proto\"\\\n\x0cTensorHeader\x12)\n\x08\x65nvelope\x18\x01 \x01(\x0b\x32\x17.decod.wire.v1.Envelope\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\r\n\x05\x63rc32\x18\x03 \x01(\x03*\x9e\x01\n\x0cTensorResult\x12\x1d\n\x19TENSOR_RESULT_UNSPECIFIED\x10\x00\x12\x1a\n\x16TENSOR_RESULT_RECEIVED\x10\x01\x12\x19\n\x15TENSOR_RESULT_REFUSED\x10\x02\x12\x1b\n\x17TENSOR_RESULT_MALFORMED\x10\x03\x12\x1b\n\x17TENSOR_RESULT_CORRUPTED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'decod.wire.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PUSHSTATE']._serialized_start=300
-  _globals['_PUSHSTATE']._serialized_end=440
-  _globals['_PUSHREQUEST']._serialized_start=74
-  _globals['_PUSHREQUEST']._serialized_end=146
-  _globals['_TENSORHEADER']._serialized_start=148
-  _globals['_TENSORHEADER']._serialized_end=240
-  _globals['_PUSHRESPONSE']._serialized_start=242
-  _globals['_PUSHRESPONSE']._serialized_end=297
-  _globals['_TENSORSERVICE']._serialized_start=442
-  _globals['_TENSORSERVICE']._serialized_end=524
+  _globals['_TENSORRESULT']._serialized_start=169
+  _globals['_TENSORRESULT']._serialized_end=327
+  _globals['_TENSORHEADER']._serialized_start=74
+  _globals['_TENSORHEADER']._serialized_end=166
 # @@protoc_insertion_point(module_scope)

@@ -49,7 +49,7 @@ def test_a_limit_that_is_too_low_for_any_node_is_refused(monkeypatch: pytest.Mon
 
 
 def test_files_are_set_aside_before_peers_get_theirs() -> None:
-    files = FileLimit(200)
+    files = FileLimit(304)
     assert files.peers_max == 26
     assert files.connections_max == 52
     told: list[dict[str, object]] = []

@@ -415,7 +415,7 @@ async def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_t
     driver: FakeDriver,
 ) -> None:
     gateway = driver.gateway
-    gateway.book._files = FileLimit(96 + 4 * 3)
+    gateway.book._files = FileLimit(96 + 8 * 3)
     gateway.use_members((member(ME), member(PEER)))
     await offered(gateway, OTHER)
     driver.known[OTHER] = object()
@@ -425,7 +425,7 @@ async def test_candidates_find_no_room_where_files_are_few_and_the_operator_is_t
     assert gateway.client.address_of(THIRD) is None
     (told,) = driver.notes
     assert told.event == "files.few"
-    assert dict(told.fields)["limit"] == 108
+    assert dict(told.fields)["limit"] == 120
 
 
 async def test_members_and_whom_the_leader_gave_up_take_no_place_of_a_candidate(

@@ -10,6 +10,7 @@ from decod.net import channel
 from decod.net.ask import HelloRequest, ask_status, hello
 from decod.net.enrolment import Enrollee, enroll
 from decod.net.net_limits import LIMITS
+from decod.net.tensor_stream import REFUSAL
 from decod.protocol.core import messages as m
 from decod.protocol.core.bans import BanList
 from decod.wire import codec
@@ -70,6 +71,7 @@ def test_every_call_of_a_banned_member_is_refused() -> None:
             code, details = await door.call(method, other.tls, b"x")
             assert code is DENIED, method
             assert details.startswith(channel.BANNED), method
+        assert await door.send_tensor(other.tls) == REFUSAL
         assert "peer.dropped" not in door.server.counters.totals()
 
     at_door(test, here)

@@ -5,18 +5,19 @@ import os
 import zlib
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
+from typing import Any
 
-import grpc.aio
 import pytest
 
 from decod.driver.event_loop import run_loop
-from decod.net import channel
+from decod.ids import TensorId
 from decod.net.client import PeerClient
 from decod.net.net_limits import MIB, Limits
 from decod.net.rate_caps import Lane, LinkShare, Pace
-from decod.net.stream import data_frame
+from decod.net.tensor_stream import POSITION, RESULT, RESUMES, TensorSender
+from decod.net.transmission import LEFT
 from decod.wire.v1 import tensor_pb2
-from tests.support.peers import ACTIVATION, ALICE, BOB, MEMBERS, OURS, RUN, Pair, header, with_pair
+from tests.support.peers import ACTIVATION, ALICE, BOB, MEMBERS, RUN, Pair, header, with_pair
 from tests.support.proxy import Ends, Proxy
 from tests.waiting import wait_until
 
@@ -107,9 +108,9 @@ def test_a_slow_tensor_goes_on_where_its_connection_broke() -> None:
 @pytest.mark.parametrize(
     ("rest", "state"),
     [
-        (bytes(range(4, 8)), tensor_pb2.PUSH_STATE_RECEIVED),
-        (bytes(4), tensor_pb2.PUSH_STATE_CORRUPTED),
-        (bytes(2), tensor_pb2.PUSH_STATE_MALFORMED),
+        (bytes(range(4, 8)), tensor_pb2.TENSOR_RESULT_RECEIVED),
+        (bytes(4), tensor_pb2.TENSOR_RESULT_CORRUPTED),
+        (bytes(2), tensor_pb2.TENSOR_RESULT_MALFORMED),
         (bytes(5), None),
     ],
 )
@@ -120,28 +121,23 @@ def test_who_goes_on_with_a_tensor_can_only_end_it_as_it_was_announced(
     first = header(size_bytes=8, crc32=zlib.crc32(whole))
 
     async def test(both: Pair) -> None:
-        async def push(data: bytes) -> tuple[int, bytes]:
-            opened, method = both.push()
-            async with opened:
-                call = method(metadata=OURS)
-                await call.write(first)
-                position = channel.consented(await call.initial_metadata(), 8)
-                assert position is not None
-                await call.write(data_frame(data))
-                await call.done_writing()
-                return position, await call
-
-        assert await push(whole[:4]) == (
-            0,
-            tensor_pb2.PushResponse(state=tensor_pb2.PUSH_STATE_MALFORMED).SerializeToString(),
-        )
-        if state is None:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await push(rest)
-        else:
-            answer = tensor_pb2.PushResponse(state=state).SerializeToString()
-            assert await push(rest) == (4, answer)
-        assert len(both.bob.arrived) == (state == tensor_pb2.PUSH_STATE_RECEIVED)
+        async with both.sending() as sending:
+            await sending.head(first)
+            await sending.piece(whole[:4])
+            await sending.piece(b"")
+            malformed = tensor_pb2.TENSOR_RESULT_MALFORMED
+            assert await sending.answer() == (RESULT, malformed)
+            await sending.head(first, RESUMES)
+            assert await sending.answer() == (POSITION, 4)
+            await sending.piece(rest)
+            if len(rest) < 4:
+                await sending.piece(b"")
+            if state is None:
+                with pytest.raises(ConnectionError):
+                    await sending.answer()
+            else:
+                assert await sending.answer() == (RESULT, state)
+        assert len(both.bob.arrived) == (state == tensor_pb2.TENSOR_RESULT_RECEIVED)
         await both.server.stop(0)
         assert len(both.bob.arrived) + both.bob.num_given_back == both.bob.num_allocated == 1
 
@@ -150,14 +146,12 @@ def test_who_goes_on_with_a_tensor_can_only_end_it_as_it_was_announced(
 
 def test_only_so_many_broken_tensors_are_kept() -> None:
     async def test(both: Pair) -> None:
-        for size in range(10, 20):
-            opened, method = both.push()
-            async with opened:
-                call = method(metadata=OURS)
-                await call.write(header(size_bytes=size))
-                await call.write(data_frame(b"some"))
-                await call.done_writing()
-                await call
+        async with both.sending() as sending:
+            for size in range(10, 20):
+                await sending.head(header(size_bytes=size))
+                await sending.piece(b"some")
+                await sending.piece(b"")
+                await sending.answer()
         assert both.bob.num_given_back == 6
         await both.server.stop(0)
         assert both.bob.num_given_back == 10
@@ -239,3 +233,48 @@ def test_tensors_that_overlap_share_the_link() -> None:
     assert share.leave(14.0, second) == pytest.approx(2.0)
     alone = share.enter(20.0)
     assert share.leave(21.5, alone) == pytest.approx(1.5)
+
+
+def test_a_small_tensor_has_all_its_time_behind_a_large_one() -> None:
+    """Otherwise it would say that a healthy peer is slow."""
+    limits = Limits(rate_grace_s=0.2, rate_min_bytes_per_s=MIB)
+
+    async def test(both: Pair) -> None:
+        both.alice.pace = Pace(8 * MIB)
+        client = PeerClient(MEMBERS[ALICE], RUN, both.alice, limits=limits)
+        client.set_address(BOB, both.address)
+        for tensor, size in (("large", 8 * MIB), ("small", 64)):
+            client.send_tensor(BOB, 1, ACTIVATION, memoryview(bytes(size)), TensorId(tensor))
+        await client.flush(timeout_s=20.0)
+        await client.close()
+        assert [tensor for _, _, tensor, _ in both.alice.sent] == ["large", "small"]
+        assert both.alice.failed == []
+
+    with_pair(test, limits)
+
+
+def test_nothing_is_sent_to_a_peer_that_is_forgotten_while_it_is_dialled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dialled, go_on = asyncio.Event(), asyncio.Event()
+    dial = TensorSender.dial
+
+    async def slowly(*given: Any) -> TensorSender:
+        sender = await dial(*given)
+        dialled.set()
+        await go_on.wait()
+        return sender
+
+    monkeypatch.setattr(TensorSender, "dial", slowly)
+
+    async def test(both: Pair) -> None:
+        both.client.send_tensor(BOB, 1, ACTIVATION, memoryview(b"good"), TensorId("t"))
+        await dialled.wait()
+        both.client.forget(BOB)
+        go_on.set()
+        await wait_until(lambda: both.alice.failed)
+        assert both.alice.failed[0][3] == LEFT
+        await wait_until(lambda: not both.server._door._connections)
+        assert both.bob.arrived == []
+
+    with_pair(test)

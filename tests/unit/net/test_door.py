@@ -1,7 +1,6 @@
 """Strangers at the door: what is refused before it is read, and who loses the connection."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable
 from itertools import pairwise
 
@@ -13,7 +12,7 @@ from decod.ids import NodeId, RunId
 from decod.net import channel
 from decod.net.ask import HelloRequest, hello
 from decod.net.channel import UnansweredError
-from decod.net.door import Door, plain_ip, shut_down
+from decod.net.door import Connection, Door, plain_ip
 from decod.net.net_limits import Counters, Limits, RateLimiter
 from decod.net.server import Turns
 from decod.protocol.core import messages as m
@@ -83,7 +82,7 @@ def test_a_question_that_is_too_long_is_malformed() -> None:
     async def test(both: Pair) -> None:
         async with open_to(both.address) as opened:
             for method in REQUESTS:
-                if method not in (DELIVER, f"/{channel.TENSOR_SERVICE}/Push"):
+                if method != DELIVER:
                     call = opened.unary_unary(method)(bytes(5000), metadata=OURS)
                     assert (await status_of(call))[0] is grpc.StatusCode.INVALID_ARGUMENT, method
 
@@ -244,24 +243,6 @@ def test_who_gives_up_waiting_for_a_turn_blocks_nobody() -> None:
     asyncio.run(run())
 
 
-def test_only_the_connection_that_is_named_is_shut_down() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        callers = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
-        accepted = [listener.accept()[0] for _ in callers]
-        far = callers[0].getsockname()
-        try:
-            assert shut_down(port, far.__eq__) == {far}
-            assert callers[0].recv(1) == b""
-            accepted[1].send(b"x")
-            assert callers[1].recv(1) == b"x"
-            assert not shut_down(port + 1, callers[1].getsockname().__eq__)
-        finally:
-            for each in (*callers, *accepted):
-                each.close()
-        assert not shut_down(port, far.__eq__)
-
-
 def test_strangers_do_not_use_up_the_connections_that_members_need() -> None:
     """They connect, and say nothing, or nothing of the run."""
 
@@ -284,6 +265,51 @@ def test_strangers_do_not_use_up_the_connections_that_members_need() -> None:
             writer.close()
 
     with_pair(test, Limits(connections_max=8, room_interval_s=0.05))
+
+
+def test_a_host_may_begin_few_connections_at_a_time() -> None:
+    """Those that it has go on."""
+
+    async def test(both: Pair) -> None:
+        both.client.send(BOB, 1, m.Ping(0))
+        await wait_until(lambda: both.bob.delivered)
+        host, _, port = both.address.rpartition(":")
+        for _ in range(2):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.close()
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.read() == b""
+        writer.close()
+        both.client.send(BOB, 1, m.Ping(1))
+        await wait_until(lambda: len(both.bob.delivered) == 2)
+
+    with_pair(test, Limits(connects_burst=3, connects_per_s=1e-6))
+
+
+def test_a_call_that_does_not_come_by_the_door_is_refused() -> None:
+    """Other users of a host can reach the port on which gRPC listens there."""
+
+    async def test(both: Pair) -> None:
+        front = both.server._front
+        assert front is not None
+        async with open_to(f"127.0.0.1:{front._calls_port}") as opened:
+            call = opened.unary_unary(DELIVER)(batch(m.Ping(1)), metadata=OURS)
+            assert await status_of(call) == (grpc.StatusCode.PERMISSION_DENIED, "E-REJ-009")
+        assert both.bob.delivered == []
+
+    with_pair(test)
+
+
+def test_a_connection_from_the_port_of_one_that_has_just_ended_is_known() -> None:
+    async def test() -> None:
+        door = Door(RUN, Counters(), Limits())
+        old, new = (Connection("ipv4:192.0.2.1:7", 0.0) for _ in range(2))
+        assert door.admit(old)
+        assert door.admit(new)
+        door.forget(old)
+        assert door._connections == {new.peer: new}
+
+    asyncio.run(test())
 
 
 def test_a_node_that_has_no_room_for_a_stranger_may_have_some_later() -> None:

@@ -1,6 +1,7 @@
 """Attempts to get in, and to do more than one may, over real sockets."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from decod.net.door import PeerFault
 from decod.net.enrolment import AskLeaderError, Enrollee, enroll, is_refused, visit
 from decod.net.net_limits import LIMITS, Limits
 from decod.net.server import DataServices, PeerServer
+from decod.net.tensor_stream import REFUSAL, RESULT
 from decod.protocol.core import messages as m
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION as PROTOCOL
@@ -49,7 +51,8 @@ from tests.support.members import (
     registrar_of,
     volunteer,
 )
-from tests.support.peers import RUN, Host, no_receipts
+from tests.support.peers import RUN, Host, header, no_receipts
+from tests.support.sending import sending_to
 from tests.support.wire_shapes import REQUESTS
 
 ENROLL = f"/{channel.ENROLL_SERVICE}/Enroll"
@@ -86,6 +89,12 @@ class Door:
         async with opened:
             call = opened.unary_unary(method)(data, metadata=OURS, timeout=5.0)
             return await call.code(), await call.details() or ""
+
+    async def send_tensor(self, tls: TlsIdentity) -> int:
+        """Returns the kind of the answer to a tensor. Raises OSError if there is none."""
+        async with sending_to(self.address, tls) as sending:
+            await sending.head(header())
+            return (await sending.answer())[0]
 
 
 def at_door(
@@ -227,7 +236,7 @@ def test_a_token_that_nobody_made_does_not_even_open_a_connection() -> None:
     async def test(door: Door) -> None:
         with pytest.raises(RejectedError, match=r"E-REJ-011 .*does not know the token"):
             await door.enroll(Token.new(Role.RELAY))
-        assert door.server.counters.totals() == {}, "no code of ours has run"
+        assert {*door.server.counters.totals()} <= {"connection.refused"}, "no call was heard"
 
     at_door(test)
 
@@ -415,6 +424,8 @@ def test_without_a_certificate_of_the_run_nothing_answers() -> None:
         ):
             code, _ = await door.call(HELLO, shown)
             assert code is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await door.send_tensor(shown)
         credentials = grpc.ssl_channel_credentials(mine.anchors)
         options = [("grpc.ssl_target_name_override", MEMBER_NAME)]
         async with grpc.aio.secure_channel(door.address, credentials, options=options) as opened:
@@ -423,7 +434,7 @@ def test_without_a_certificate_of_the_run_nothing_answers() -> None:
         async with grpc.aio.insecure_channel(door.address) as opened:
             code = await opened.unary_unary(HELLO)(b"", timeout=5.0).code()
             assert code is grpc.StatusCode.UNAVAILABLE
-        assert door.server.counters.totals() == {}, "no code of ours has run"
+        assert {*door.server.counters.totals()} <= {"connection.refused"}, "no call was heard"
 
     at_door(test)
 
@@ -456,6 +467,8 @@ def test_who_is_not_a_member_can_only_ask_to_be_one() -> None:
                 code, details = await door.call(method, shown, b"x")
                 assert (code, details) == (grpc.StatusCode.PERMISSION_DENIED, "E-REJ-009"), method
                 num_refused += 1
+            assert await door.send_tensor(shown) == REFUSAL
+            num_refused += 1
         assert door.server.counters.total("caller.refused") == num_refused
 
     at_door(test)
@@ -501,6 +514,23 @@ def test_a_certificate_that_expires_while_connected_is_refused_from_then_on() ->
                 call = opened.unary_unary(HELLO)(b"", timeout=5.0)
                 codes.add(await call.code())
         assert grpc.StatusCode.OK in codes
+
+    at_door(test)
+
+
+def test_a_connection_for_tensors_ends_with_its_certificate() -> None:
+    async def test(door: Door) -> None:
+        brief = new_volunteer("brief", terms=PaperTerms(certificate_s=1.2))
+        envelope = codec.encode(RUN, brief.node_id, 1, 1, m.LinkProbe())
+        empty, kinds = header(envelope=envelope, size_bytes=0, crc32=0), list[int]()
+        async with sending_to(door.address, brief.tls) as sending, asyncio.timeout(20):
+            while REFUSAL not in kinds:
+                await sending.head(empty)
+                kinds.append((await sending.answer())[0])
+            assert await sending.text(len(channel.NOT_ALLOWED)) == channel.NOT_ALLOWED
+            with pytest.raises(ConnectionError):
+                await sending.answer()
+        assert RESULT in kinds
 
     at_door(test)
 

@@ -5,10 +5,9 @@ import logging
 import ssl
 import statistics
 import struct
-import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,10 @@ import pytest
 from typing_extensions import override
 
 from decod.membership.papers import Membership
-from decod.net import channel, door
-from decod.net.address import Address
+from decod.net import channel
 from decod.net.donor import StateBlob, StateRequest
-from decod.net.door import shut_down
 from decod.net.net_limits import KIB, LIMITS, LINES_PER_MINUTE_MAX, MIB, Limits
-from decod.net.stream import data_frame
+from decod.net.tensor_stream import PIECE, RESULT
 from decod.protocol.core import messages as m
 from decod.run.protocol_config import ProtocolConfig
 from decod.wire import codec
@@ -51,7 +48,6 @@ from tests.waiting import wait_until
 
 FETCH = f"/{channel.STATE_SERVICE}/Fetch"
 DESCRIBE = f"/{channel.STATE_SERVICE}/Describe"
-PUSH = f"/{channel.TENSOR_SERVICE}/Push"
 HELLO = f"/{channel.ENROLL_SERVICE}/Hello"
 
 SETTINGS, PING, GOAWAY = 4, 6, 7
@@ -105,14 +101,13 @@ def test_a_compressed_message_is_refused() -> None:
     with_pair(test)
 
 
-def test_a_frame_of_a_tensor_has_a_mebibyte_at_most() -> None:
+def test_a_piece_of_a_tensor_has_a_mebibyte_at_most() -> None:
     async def test(both: Pair) -> None:
-        opened, push = both.push()
-        async with opened:
-            frames = [header(size_bytes=2 * MIB), data_frame(memoryview(bytes(MIB + 1)))]
-            assert await code_of(push(iter(frames), metadata=OURS)) is (
-                grpc.StatusCode.INVALID_ARGUMENT
-            )
+        async with both.sending() as sending:
+            await sending.head(header(size_bytes=2 * MIB))
+            await sending.raw(PIECE.pack(MIB + 1))
+            with pytest.raises(ConnectionError):
+                await sending.answer()
         assert both.bob.num_given_back == both.bob.num_allocated == 1
 
     with_pair(test)
@@ -124,8 +119,7 @@ def test_a_frame_of_a_tensor_has_a_mebibyte_at_most() -> None:
 @pytest.mark.parametrize(
     ("method", "most", "other"),
     [
-        (DELIVER, LIMITS.calls_per_node_max, PUSH),
-        (PUSH, LIMITS.calls_per_node_max, DELIVER),
+        (DELIVER, LIMITS.calls_per_node_max, HELLO),
         (HELLO, LIMITS.calls_per_node_max, DELIVER),
         (DESCRIBE, LIMITS.state_calls_per_node_max, DELIVER),
         (FETCH, LIMITS.state_calls_per_node_max, DELIVER),
@@ -198,25 +192,21 @@ def test_a_member_has_few_connections() -> None:
     with_pair(test, Limits(connections_per_node_max=3))
 
 
-def test_connections_that_come_while_others_are_being_ended_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    all_came = threading.Event()
-
-    def late_shut_down(port: int, is_chosen: Callable[[Address], bool]) -> set[Address]:
-        all_came.wait(10.0)
-        return shut_down(port, is_chosen)
-
-    monkeypatch.setattr(door, "shut_down", late_shut_down)
-
+def test_a_member_has_few_connections_for_tensors() -> None:
     async def test(both: Pair) -> None:
-        channels = [open_to(both.address) for _ in range(6)]
-        for number, opened in enumerate(channels):
-            await opened.unary_unary(DELIVER)(pings(number), metadata=OURS)
-        all_came.set()
-        await wait_until(lambda: both.server.counters.total("peer.dropped") == 3)
-        for opened in channels:
-            await opened.close()
+        envelope = codec.encode(RUN, ALICE, 1, 1, m.LinkProbe())
+        empty = header(envelope=envelope, size_bytes=0, crc32=0)
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(both.sending()) for _ in range(4)]
+            for each in opened:
+                await each.head(empty)
+                assert (await each.answer())[0] == RESULT
+            assert both.server.counters.totals() == {"peer.dropped": 1}
+            with pytest.raises(ConnectionError):
+                await opened[0].answer()
+            for each in opened[1:]:
+                await each.head(empty)
+                assert (await each.answer())[0] == RESULT
 
     with_pair(test, Limits(connections_per_node_max=3))
 

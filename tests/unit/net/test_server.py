@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import replace
 
 import grpc.aio
@@ -15,9 +16,9 @@ from decod.ids import AveragingId, NodeId, RunId
 from decod.membership.statements import WayProofs
 from decod.net import channel
 from decod.net.ask import Found, HelloInfo, HelloRequest, ask_status, hello
-from decod.net.net_limits import Limits
+from decod.net.net_limits import LIMITS, Limits
 from decod.net.server import PeerServer
-from decod.net.stream import data_frame
+from decod.net.tensor_stream import HEAD, PIECE, RESULT
 from decod.protocol.core import messages as m
 from decod.protocol.core.messages.scopes import Way
 from decod.wire import codec
@@ -197,26 +198,28 @@ CONTROL = codec.encode(RUN, ALICE, 1, 1, m.Ping(1))
 
 
 @pytest.mark.parametrize(
-    ("stream", "state", "num_allocated"),
+    ("head", "data", "state", "num_allocated"),
     [
-        ([header(), data_frame(memoryview(b"good"))], tensor_pb2.PUSH_STATE_RECEIVED, 1),
-        ([header(), data_frame(memoryview(b"evil"))], tensor_pb2.PUSH_STATE_CORRUPTED, 1),
-        ([header(), data_frame(memoryview(b"go"))], tensor_pb2.PUSH_STATE_MALFORMED, 1),
-        ([header(size_bytes=-1)], tensor_pb2.PUSH_STATE_REFUSED, 0),
-        ([header(size_bytes=2**62)], tensor_pb2.PUSH_STATE_REFUSED, 0),
-        ([header(crc32=2**32)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
-        ([header(envelope=FOREIGN)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
-        ([header(envelope=CONTROL)], tensor_pb2.PUSH_STATE_MALFORMED, 0),
+        (header(), b"good", tensor_pb2.TENSOR_RESULT_RECEIVED, 1),
+        (header(), b"evil", tensor_pb2.TENSOR_RESULT_CORRUPTED, 1),
+        (header(), b"", tensor_pb2.TENSOR_RESULT_MALFORMED, 1),
+        (header(size_bytes=-1), b"", tensor_pb2.TENSOR_RESULT_REFUSED, 0),
+        (header(size_bytes=2**62), b"", tensor_pb2.TENSOR_RESULT_REFUSED, 0),
+        (header(crc32=2**32), b"", tensor_pb2.TENSOR_RESULT_MALFORMED, 0),
+        (header(envelope=FOREIGN), b"", tensor_pb2.TENSOR_RESULT_MALFORMED, 0),
+        (header(envelope=CONTROL), b"", tensor_pb2.TENSOR_RESULT_MALFORMED, 0),
+        (b"", b"", tensor_pb2.TENSOR_RESULT_MALFORMED, 0),
+        (b"\xff\xff\xff", b"", tensor_pb2.TENSOR_RESULT_MALFORMED, 0),
     ],
 )
-def test_pushes_that_are_not_whole_are_told_so(
-    stream: list[bytes], state: int, num_allocated: int
+def test_tensors_that_are_not_whole_are_told_so(
+    head: bytes, data: bytes, state: int, num_allocated: int
 ) -> None:
     async def test(both: Pair) -> None:
-        opened, push = both.push()
-        async with opened:
-            answer = tensor_pb2.PushResponse.FromString(await push(iter(stream), metadata=OURS))
-        assert answer.state == state
+        async with both.sending() as sending:
+            await sending.head(head)
+            await sending.piece(data)
+            assert await sending.answer() == (RESULT, state)
         assert both.bob.num_allocated == num_allocated
         await both.server.stop(0)
         assert both.bob.num_given_back + len(both.bob.arrived) == num_allocated
@@ -227,28 +230,33 @@ def test_pushes_that_are_not_whole_are_told_so(
 @pytest.mark.parametrize(
     "stream",
     [
-        [],
-        [b"\xff\xff\xff"],
-        [header(), data_frame(memoryview(b"longer"))],
-        [header(), b"rubbish"],
-        [header(), header()],
-        [header() + header()],
-        [data_frame(memoryview(b"good"))],
-        [data_frame(memoryview(b"good")) + header()],
+        HEAD.pack(LIMITS.header_size_max_bytes + 1, 0),
+        HEAD.pack(len(header()), 0) + header() + PIECE.pack(6) + b"longer",
+        HEAD.pack(len(header()), 0) + header() + PIECE.pack(2**31),
     ],
 )
-def test_streams_of_rubbish_end_with_a_code_and_no_text(stream: list[bytes]) -> None:
+def test_streams_of_rubbish_end_the_connection(stream: bytes) -> None:
     async def test(both: Pair) -> None:
-        opened, push = both.push()
-        async with opened:
-            try:
-                answer = tensor_pb2.PushResponse.FromString(await push(iter(stream), metadata=OURS))
-                assert answer.state == tensor_pb2.PUSH_STATE_MALFORMED
-            except grpc.aio.AioRpcError as error:
-                assert error.code() is grpc.StatusCode.INVALID_ARGUMENT  # noqa: PT017
-                assert error.details() == "E-PEER-002"  # noqa: PT017
+        async with both.sending() as sending:
+            await sending.raw(stream)
+            with pytest.raises(ConnectionError):
+                await sending.answer()
         assert both.bob.num_given_back == both.bob.num_allocated
         assert both.server.counters.total("message.malformed") == 1
+
+    with_pair(test)
+
+
+def test_a_sender_that_goes_on_with_what_is_not_wanted_is_cut_off() -> None:
+    async def test(both: Pair) -> None:
+        both.bob.refuse_tensors = True
+        async with both.sending() as sending:
+            await sending.head(header(size_bytes=2**40))
+            assert await sending.answer() == (RESULT, tensor_pb2.TENSOR_RESULT_REFUSED)
+            with suppress(OSError):
+                for _ in range(64):
+                    await sending.piece(bytes(1 << 20))
+            await wait_until(lambda: not both.server._door._connections)
 
     with_pair(test)
 
