@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from itertools import accumulate
 from pkgutil import resolve_name
 from typing import Any
 
 from decod.errors import ConfigError
+from decod.planner.partition import part_sizes
 from decod.run.model_layout import (
     LENGTH_ROPES,
     TOGETHER_TYPES,
@@ -40,6 +42,11 @@ class Architecture(StrEnum):
 
 
 NUM_LAYERS_MAX = 10_000
+
+AUTO = "auto"
+"""Of `stages.blocks`: see there."""
+
+_BLOCKS_MAX_CHARACTERS = 20_000
 
 
 class ModelDtype(StrEnum):
@@ -283,13 +290,16 @@ class StagesConfig:
     """Stages of relays, 1 or more. More stages: smaller memory per host, more hops."""
     num_first_blocks: int = 0
     """Blocks that stage 0 runs itself, before the relays'."""
+    blocks: str = AUTO
+    """Blocks of each relay stage, such as "4, 3, 1" if the first one's hosts have most memory.
+    "auto": they differ by one at most."""
 
 
 def stage_blocks(model: ModelConfig, stages: StagesConfig) -> tuple[range, ...]:
-    """Return the blocks of every stage, stage 0 first. Relay stages differ by at most one block.
+    """Return the blocks of every stage, stage 0 first.
 
     Raises:
-        ConfigError: A relay stage would hold no block.
+        ConfigError: A relay stage would hold no block, or `stages.blocks` does not fit the model.
     """
     left = model.num_hidden_layers - stages.num_first_blocks
     num_stages = stages.num_relay_stages
@@ -299,13 +309,24 @@ def stage_blocks(model: ModelConfig, stages: StagesConfig) -> tuple[range, ...]:
             why="every relay stage runs at least one block",
             fix="raise model.num_hidden_layers or lower the number of stages",
         )
-    result = [range(stages.num_first_blocks)]
-    start = stages.num_first_blocks
-    for index in range(stages.num_relay_stages):
-        size = left // stages.num_relay_stages + (index < left % stages.num_relay_stages)
-        result.append(range(start, start + size))
-        start += size
-    return tuple(result)
+    even = part_sizes(left, num_stages)
+    sizes = even if stages.blocks == AUTO else _numbers_in(stages.blocks)
+    if len(sizes) != num_stages or sum(sizes) != left or min(sizes) < 1:
+        example = ", ".join(map(str, even))
+        raise ConfigError(
+            f"stages.blocks is {ascii(stages.blocks)[:60]}",
+            why=f"{num_stages} relay stages share {left} blocks, and each has at least one",
+            fix=f'give {num_stages} numbers whose sum is {left}, such as "{example}", or "{AUTO}"',
+        )
+    ends = (stages.num_first_blocks, *sizes)
+    return tuple(range(end - size, end) for end, size in zip(accumulate(ends), ends, strict=True))
+
+
+def _numbers_in(text: str) -> list[int]:
+    """Return the numbers in a text like "4, 3, 1"; none if it has another form."""
+    words = [word.strip() for word in text.split(",")]
+    good = len(text) <= _BLOCKS_MAX_CHARACTERS and all(map(str.isascii, words))
+    return [*map(int, words)] if good and all(map(str.isdigit, words)) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

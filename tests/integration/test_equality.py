@@ -93,8 +93,12 @@ def test_members_on_different_devices_learn_together(tmp_path: Path, corpus: Pat
 
 
 def test_two_data_nodes_learn_what_one_process_learns(tmp_path: Path, corpus: Path) -> None:
-    """Both inject their own microbatches; the reference takes them all as one batch."""
+    """Both inject their own microbatches; the reference takes them all as one batch.
+
+    One relay stage has three times as many blocks as the other.
+    """
     run = make_run(num_iterations=NUM_ITERATIONS, num_data_nodes=2)
+    run = replace(run, stages=replace(run.stages, blocks="1, 3"))
     with Cluster(tmp_path, run, corpus) as cluster:
         leader = cluster.start_leader("--export", tmp_path / "model")
         cluster.start_data_node("data-1")

@@ -192,6 +192,12 @@ def test_an_integer_may_stand_for_a_float(tmp_path: Path) -> None:
         ("model = { hidden_size = 130 }\n", ["run.toml:1: model.hidden_size is 130"]),
         ("model.hidden_size = 130\n", ["run.toml:1: model.hidden_size is 130"]),
         ("[stages]\nnum_relay_stages = 5\n", ["run.toml:2: stages.num_relay_stages is 5"]),
+        ('[stages]\nblocks = "3, 2"\n', ["run.toml:2: stages.blocks is '3, 2'", "sum is 4"]),
+        ('[stages]\nblocks = "4, 0"\n', ["run.toml:2: stages.blocks is '4, 0'", "at least one"]),
+        ('[stages]\nblocks = "4"\n', ["run.toml:2: stages.blocks is '4'", "give 2 numbers"]),
+        ('[stages]\nblocks = "3 1"\n', ["run.toml:2: stages.blocks is '3 1'", 'or "auto"']),
+        ('[stages]\nblocks = "5, -1"\n', ["run.toml:2: stages.blocks is '5, -1'", '"2, 2"']),
+        ("[stages]\nblocks = [3, 1]\n", ["run.toml:2: stages.blocks is [3, 1]", "a string"]),
         ("[stages]\nnum_first_blocks = -1\n", ["run.toml:2: stages.num_first_blocks is -1"]),
         (
             "[batch]\nsequence_length = 2048\n",

@@ -236,11 +236,19 @@ def test_compressed_activations_make_another_run() -> None:
     assert Manifest.from_json(other.to_json()) == other
 
 
+def test_another_cut_makes_another_run() -> None:
+    run = dataclasses.replace(RunConfig(), stages=StagesConfig(blocks="1, 3"))
+    other, manifest = make_manifest(run=run), make_manifest()
+    assert other.first_difference(manifest) == "run.stages.blocks is 1, 3 here and auto there"
+    assert Manifest.from_json(other.to_json()) == other
+
+
 def test_relations_between_owners_are_checked() -> None:
     run = RunConfig()
     validate(run)
     for bad in (
         dataclasses.replace(run, stages=StagesConfig(num_relay_stages=5)),
+        dataclasses.replace(run, stages=StagesConfig(blocks="²,²")),
         dataclasses.replace(run, batch=BatchConfig(sequence_length=1025)),
         dataclasses.replace(run, batch=BatchConfig(microbatch_size=2**16)),
     ):

@@ -286,11 +286,14 @@ def assert_equals_reference(
 
 
 @on_devices
-@pytest.mark.parametrize("num_first_blocks", [0, 1])
+@pytest.mark.parametrize(("num_first_blocks", "is_even"), [(0, True), (1, True), (0, False)])
 @pytest.mark.parametrize("name", MODELS)
-def test_stages_train_as_one_process_does(name: str, num_first_blocks: int, device: str) -> None:
+def test_stages_train_as_one_process_does(
+    name: str, num_first_blocks: int, device: str, *, is_even: bool
+) -> None:
     model = MODELS[name]
-    stages = StagesConfig(num_relay_stages=2, num_first_blocks=num_first_blocks)
+    blocks = "auto" if is_even else f"1, {model.num_hidden_layers - 1}"
+    stages = StagesConfig(num_first_blocks=num_first_blocks, blocks=blocks)
     pipeline = make_pipeline(model, stages, device=device)
     losses = [run_iteration(pipeline, iteration) for iteration in range(1, 6)]
     assert_equals_reference(pipeline, losses, reference(model, 5))
