@@ -281,6 +281,7 @@ def _expected(problem: "RunProblem", run: "RunConfig", seed: int) -> _Expected:
         "seed": seed,
     }
     sync = run.sync
+    problem = replace(problem, run=replace(problem.run, cut=tuple(map(len, _blocks(run)[1:]))))
     variants = compare_organisations(problem, run, options).variants
     own: dict[str, object] = {
         "sync.every": sync.every,

@@ -11,6 +11,7 @@ and compression all cost some of that.
 import math
 import random
 from collections.abc import Sequence
+from functools import partial
 
 from decod.lab.planner.bottleneck import Bottleneck, ResourceKind
 from decod.lab.planner.organisations.exchange_time import ButterflyTime
@@ -23,7 +24,8 @@ from decod.lab.planner.organisations.forecast import (
 )
 from decod.lab.planner.organisations.pipeline_search import SCORES_DEFAULT, StagePlan, plan_stages
 from decod.lab.planner.organisations.pipeline_time import Limit, PipelineClock, TimeOfPasses
-from decod.lab.planner.organisations.run_work import WHOLE, RunProblem
+from decod.lab.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
+from decod.run.model_config import AUTO
 
 EVERY_DEFAULT = (1, 10, 50, 100, 500)
 """Iterations between averages that are tried."""
@@ -33,13 +35,12 @@ Settings = dict[str, str | int | bool]
 
 def gradients_s(clock: PipelineClock, time: TimeOfPasses) -> float:
     """Return the seconds of an iteration that averages gradients."""
-    shares = time.shares
-    return time.total_s + clock.average(shares).time_s + clock.step_s(shares)
+    return time.total_s + clock.average(time).time_s + clock.step_s(time)
 
 
 def _local_score(clock: PipelineClock, time: TimeOfPasses) -> float:
     """Return what a search for seldom averages minimises."""
-    return time.score + clock.step_s(time.shares) + 0.01 * clock.average(time.shares).time_s
+    return time.score + clock.step_s(time) + 0.01 * clock.average(time).time_s
 
 
 def _gradients_score(clock: PipelineClock, time: TimeOfPasses) -> float:
@@ -64,20 +65,19 @@ class PipelineForecasts:
         num_stages: int | None = None,
         scores: int = SCORES_DEFAULT,
     ) -> None:
+        search = partial(plan_stages, rng=rng, num_stages=num_stages, scores=scores)
         self._problem = problem
         self._clock = PipelineClock(problem)
         self._local = PipelineClock(problem, local=True)
-        self._plan = plan_stages(
-            self._clock, rng, _gradients_score, num_stages=num_stages, scores=scores
-        )
-        seldom = plan_stages(self._local, rng, _local_score, num_stages=num_stages, scores=scores)
+        self._plan = search(self._clock, score=_gradients_score)
+        seldom = search(self._local, score=_local_score)
         self._local_plans = [plan for plan in (seldom, self._refitted()) if plan is not None]
 
     def _refitted(self) -> StagePlan | None:
         """Return the stages for gradients, if members that step by themselves fit there."""
         if self._plan is None:
             return None
-        time = self._local.passes(self._plan.stages)
+        time = self._local.passes(self._plan.stages, self._plan.time.layers)
         return StagePlan(self._plan.stages, time, 0.0) if time.total_s < math.inf else None
 
     def gradients(self) -> Forecast | None:
@@ -85,11 +85,11 @@ class PipelineForecasts:
         if self._plan is None:
             return None
         time, clock = self._plan.time, self._clock
-        average = clock.average(time.shares)
+        average = clock.average(time)
         return Forecast(
             organisation=OrganisationName.PIPELINE,
             variant="",
-            parts=_parts(time, average.time_s + clock.step_s(time.shares)),
+            parts=_parts(time, average.time_s + clock.step_s(time)),
             bottleneck=self._bottleneck(time, average, average.time_s),
             stages=self._placed(time),
             exact=True,
@@ -115,7 +115,7 @@ class PipelineForecasts:
 
     def _seldom(self, plan: StagePlan, name: str, every: int, overlap: bool) -> Forecast:  # noqa: FBT001
         time, clock = plan.time, self._local
-        average, step_s = clock.average(time.shares, name), clock.step_s(time.shares)
+        average, step_s = clock.average(time, name), clock.step_s(time)
         each_s = average.time_s / every
         waits_s = max(0.0, time.access_s + each_s - time.total_s - step_s) if overlap else each_s
         words = [f"every {every}", name if name != WHOLE else "", "overlap" if overlap else ""]
@@ -150,7 +150,6 @@ class PipelineForecasts:
 
     def _placed(self, time: TimeOfPasses) -> tuple[PlacedStage, ...]:
         hosts = self._problem.hosts
-        layers = self._clock.layers(len(time.shares))
         return tuple(
             PlacedStage(
                 num_layers=num_layers,
@@ -159,19 +158,26 @@ class PipelineForecasts:
                     for host, count in sorted(share.items())
                 ),
             )
-            for share, num_layers in zip(time.shares, layers, strict=True)
+            for share, num_layers in zip(time.shares, time.layers, strict=True)
         )
 
     def _settings(self, time: TimeOfPasses) -> Settings:
         return {
             "organisation": "pipeline",
             "stages.num_relay_stages": len(time.shares),
+            "stages.blocks": blocks_text(time.layers),
             "batch.num_data_nodes": len(self._clock.data_nodes),
             "sync.method": "gradients",
             "sync.every": 1,
             "sync.overlap": False,
             "sync.compression": WHOLE,
         }
+
+
+def blocks_text(layers: tuple[int, ...]) -> str:
+    """Return the numbers of layers of stages as `stages.blocks` has them."""
+    even = cut_evenly(sum(layers), len(layers))
+    return AUTO if layers == even else ", ".join(map(str, layers))
 
 
 def _parts(time: TimeOfPasses, aggregation_s: float) -> TimeParts:

@@ -1,10 +1,12 @@
-"""Which stage each host serves in the pipeline, so that an iteration is short.
+"""Which stage each host serves in the pipeline, and how many layers it has: short iterations.
 
 A search begins with stages of equal power, of all hosts or of those with the fastest access, and
 with stages of hosts that are near to each other.
 Small changes follow: a host moves to another stage, two hosts swap stages, a host becomes idle, or
-an idle host works. A change stays if the prediction is no worse. Every number of stages is tried
-for a short time, and the best two for longer.
+an idle host works. If the cut is not given, the layers are dealt out anew each time, so that the
+slowest stage is done first. Links and the way of a microbatch count, too, so layers also move from
+one stage to another. A change stays if the prediction is hardly worse, and in the end only if it is
+no worse. Every number of stages is tried for a short time, and the best two for longer.
 """
 
 import math
@@ -20,6 +22,8 @@ SCORES_DEFAULT = 4000
 _NUM_STAGES_MAX = 12
 """Numbers of stages that are tried. If there are more, they are spread out."""
 _SCOUTING_RATIO = 0.5
+_RECUT_RATIO = 0.2
+_WORSE_RATIO = 0.3
 
 Score = Callable[[PipelineClock, TimeOfPasses], float]
 """What is minimised, with a weight of averages that fits how often they are."""
@@ -54,21 +58,89 @@ def plan_stages(
     Returns:
         None if the hosts cannot hold the model.
     """
+    search = _Search(clock, rng, score)
+    cut = clock.problem.run.cut
+    num_stages = len(cut) if cut else num_stages
     numbers = [num_stages] if num_stages is not None else _numbers(clock)
     found = []
     for number in numbers:
-        best = None
-        for start in _starts(clock, number):
-            plan = _scored(clock, score, start)
-            if plan.score < math.inf and (best is None or plan.score < best.score):
-                best = plan
+        best = search.start(number)
         if best is not None:
             budget = int(scores * _SCOUTING_RATIO) // len(numbers)
-            found.append(_climb(clock, rng, score, best, budget))
+            found.append(search.climb(best, budget))
     finalists = sorted(found, key=lambda plan: plan.score)[:2]
     budget = int(scores * (1 - _SCOUTING_RATIO)) // 2
-    found = [_climb(clock, rng, score, plan, budget) for plan in finalists]
+    found = [search.climb(plan, budget) for plan in finalists]
     return min(found, key=lambda plan: plan.score, default=None)
+
+
+class _Search:
+    """Looks for better plans.
+
+    Args:
+        clock: Times of stages.
+        rng: Source of the draws.
+        score: See `plan_stages`.
+    """
+
+    def __init__(self, clock: PipelineClock, rng: random.Random, score: Score) -> None:
+        self._clock, self._rng, self._score = clock, rng, score
+        self._cut = clock.problem.run.cut
+        self._relays = _relays(clock)
+
+    def start(self, number: int) -> StagePlan | None:
+        """Return the best plan to begin with; None if none is possible."""
+        arranged = _starts(self._clock, self._relays, number)
+        plans = [plan for stages in arranged for plan in self._planned(stages)]
+        best = min(plans, key=lambda plan: plan.score, default=None)
+        return best if best is not None and best.score < math.inf else None
+
+    def climb(self, plan: StagePlan, budget: int) -> StagePlan:
+        """Return the best plan that changes of a given one have led to, without unused hosts."""
+        best = plan
+        for done in range(budget):
+            # At first, a step may be a little worse: it can lead to a better plan.
+            worst = plan.score * (1 + _WORSE_RATIO * (1 - done / budget))
+            other = min(self._changed(plan), key=lambda each: each.score, default=plan)
+            if other.score <= worst:
+                plan = other
+            if plan.score < best.score:
+                best = plan
+        used = tuple(tuple(sorted(share)) for share in best.time.shares)
+        return StagePlan(used, best.time, best.score)
+
+    def _changed(self, plan: StagePlan) -> list[StagePlan]:
+        """Return plans that differ a little from a given one."""
+        if not self._cut and self._rng.random() < _RECUT_RATIO:
+            layers = _recut(self._rng, plan.time.layers)
+            return [] if layers is None else [self._scored(plan.stages, layers)]
+        stages = _changed(self._rng, plan.stages, self._relays)
+        return [] if stages is None else self._planned(stages)
+
+    def _planned(self, stages: StageHosts) -> list[StagePlan]:
+        """Return plans with the given hosts: with the given cut, or with the likely ones."""
+        if self._cut:
+            return [self._scored(stages, self._cut)]
+        cuts = {self._clock.layers(len(stages)), self._clock.fitted_layers(stages)}
+        return [self._scored(stages, layers) for layers in sorted(cuts) if layers]
+
+    def _scored(self, stages: StageHosts, layers: tuple[int, ...]) -> StagePlan:
+        time = self._clock.passes(stages, layers)
+        value = self._score(self._clock, time) if time.total_s < math.inf else math.inf
+        return StagePlan(stages, time, value)
+
+
+def _recut(rng: random.Random, layers: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return a cut in which a layer has moved to another stage; None if there is none."""
+    givers = [k for k, num in enumerate(layers) if num > 1]
+    if not givers or len(layers) == 1:
+        return None
+    giver = rng.choice(givers)
+    taker = rng.choice([k for k in range(len(layers)) if k != giver])
+    moved = list(layers)
+    moved[giver] -= 1
+    moved[taker] += 1
+    return tuple(moved)
 
 
 def _numbers(clock: PipelineClock) -> list[int]:
@@ -79,9 +151,7 @@ def _numbers(clock: PipelineClock) -> list[int]:
     possible = [
         number
         for number in range(1, most + 1)
-        if any(
-            clock.room(host, clock.layers(number)[-1]) >= 1 for host in range(len(problem.hosts))
-        )
+        if any(clock.room(host, 1) >= 1 for host in range(len(problem.hosts)))
     ]
     if len(possible) <= _NUM_STAGES_MAX:
         return possible
@@ -103,9 +173,9 @@ def _relays(clock: PipelineClock) -> list[int]:
     return sorted(able, key=lambda index: (-hosts[index].speed_layers_per_s, index))
 
 
-def _starts(clock: PipelineClock, number: int) -> list[StageHosts]:
+def _starts(clock: PipelineClock, relays: Sequence[int], number: int) -> list[StageHosts]:
     """Return arrangements to begin with: equal power, and near hosts together."""
-    layers, relays = clock.layers(number), _relays(clock)
+    layers = clock.layers(number)
     if len(relays) < number:
         return []
     hosts = clock.problem.hosts
@@ -124,6 +194,8 @@ def _starts(clock: PipelineClock, number: int) -> list[StageHosts]:
 
     by_room = sorted(relays, key=lambda host: clock.room(host, layers[0]) >= 1)
     found = [fill(relays), fill(by_room), _near(clock, relays, number)]
+    # Where layers are dealt out by the hosts, any of these can hold some.
+    found.append(tuple(tuple(relays[k::number]) for k in range(number)))
 
     def access(index: int) -> float:
         return min(hosts[index].uplink_bytes_per_s, hosts[index].downlink_bytes_per_s)
@@ -157,27 +229,6 @@ def _near(clock: PipelineClock, relays: Sequence[int], number: int) -> StageHost
         stages[index].append(host)
         done += hosts[host].speed_layers_per_s
     return tuple(map(tuple, stages))
-
-
-def _scored(clock: PipelineClock, score: Score, stages: StageHosts) -> StagePlan:
-    time = clock.passes(stages)
-    value = score(clock, time) if time.total_s < math.inf else math.inf
-    return StagePlan(stages, time, value)
-
-
-def _climb(
-    clock: PipelineClock, rng: random.Random, score: Score, plan: StagePlan, budget: int
-) -> StagePlan:
-    """Return the plan after changes that made it no worse. Unused hosts are dropped at the end."""
-    relays = _relays(clock)
-    for _ in range(budget):
-        stages = _changed(rng, plan.stages, relays)
-        if stages is not None:
-            other = _scored(clock, score, stages)
-            if other.score <= plan.score:
-                plan = other
-    used = tuple(tuple(sorted(share)) for share in plan.time.shares)
-    return StagePlan(used, plan.time, plan.score)
 
 
 def _changed(rng: random.Random, stages: StageHosts, relays: Sequence[int]) -> StageHosts | None:

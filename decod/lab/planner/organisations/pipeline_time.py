@@ -65,6 +65,8 @@ class TimeOfPasses:
     limit: Limit
     shares: tuple[dict[int, int], ...]
     """For each stage, the microbatches of each relay with one."""
+    layers: tuple[int, ...]
+    """Of each stage."""
     access_s: float = 0.0
     """How long the busiest uplink, downlink or link carries tensors."""
     window: float = math.inf
@@ -78,7 +80,7 @@ class TimeOfPasses:
         return max(0.0, self.total_s - self.fill_s - self.compute_s)
 
 
-IMPOSSIBLE = TimeOfPasses(math.inf, math.inf, 0.0, Limit(ResourceKind.DEVICE, math.inf), ())
+IMPOSSIBLE = TimeOfPasses(math.inf, math.inf, 0.0, Limit(ResourceKind.DEVICE, math.inf), (), ())
 """The time of a stage without a relay, or without memory for its layers."""
 
 
@@ -132,14 +134,39 @@ class PipelineClock:
         return min(room, math.floor(left / each)) if each > 0 else room
 
     def layers(self, num_stages: int) -> tuple[int, ...]:
-        """Return the number of layers of each stage."""
+        """Return the number of layers of each stage if they differ by one at most."""
         return cut_evenly(self.problem.run.num_layers, num_stages)
+
+    def fitted_layers(self, stages: StageHosts) -> tuple[int, ...]:
+        """Return the numbers of layers with which the slowest stage is done first.
+
+        Of all cuts, none is better: a stage takes no less time with more layers, and each layer
+        goes where it takes least. Only devices and memory count. Empty: no cut fits.
+        """
+        layers = [1] * len(stages)
+        for _ in range(self.problem.run.num_layers - len(stages)):
+            after = [self._each_s(hosts, layers[k] + 1) for k, hosts in enumerate(stages)]
+            best = min(range(len(stages)), key=lambda k: (after[k], k))
+            if after[best] == math.inf:
+                return ()
+            layers[best] += 1
+        return tuple(layers)
+
+    def _each_s(self, hosts: Sequence[int], num_layers: int) -> float:
+        """Return the time for a microbatch in a stage that is busy. inf: no relay can hold it."""
+        power = sum(self._speed[host] for host in hosts if self.room(host, num_layers) >= 1)
+        return num_layers / power if power else math.inf
 
     # --- passes -------------------------------------------------------------------------------
 
-    def passes(self, stages: StageHosts) -> TimeOfPasses:
-        """Return how long the passes of an iteration take."""
-        run, layers = self.problem.run, self.layers(len(stages))
+    def passes(self, stages: StageHosts, layers: tuple[int, ...] | None = None) -> TimeOfPasses:
+        """Return how long the passes of an iteration take.
+
+        Args:
+            stages: The relays of each stage.
+            layers: Of each stage. None: they differ by one at most.
+        """
+        run, layers = self.problem.run, layers or self.layers(len(stages))
         num, shares, window = run.num_microbatches, [], math.inf
         for hosts, num_layers in zip(stages, layers, strict=True):
             share, room = self._shared(hosts, num_layers)
@@ -158,7 +185,7 @@ class PipelineClock:
             tally.hop(self._hop(share, following, tally.device_s))
         head_s = num / len(self.data_nodes) * run.head_s
         tally.pass_through(Limit(ResourceKind.HEAD, head_s, None, self.data_nodes[0]), run.head_s)
-        return tally.result(tuple(shares), window)
+        return tally.result(tuple(shares), layers, window)
 
     def _shared(self, hosts: Sequence[int], num_layers: int) -> tuple[dict[int, int], float]:
         """Return the microbatches of each relay of a stage, and how many the stage can hold."""
@@ -235,20 +262,19 @@ class PipelineClock:
 
     # --- averages -----------------------------------------------------------------------------
 
-    def average(self, shares: Sequence[dict[int, int]], format_name: str = WHOLE) -> ButterflyTime:
+    def average(self, time: TimeOfPasses, format_name: str = WHOLE) -> ButterflyTime:
         """Return how long averaging takes in the slowest stage."""
         run, base = self.problem.run, self.problem.base
-        layers = self.layers(len(shares))
         slowest = butterfly(base, self.data_nodes, run.outer.wire_bytes[format_name])
-        for share, num_layers in zip(shares, layers, strict=True):
+        for share, num_layers in zip(time.shares, time.layers, strict=True):
             size = num_layers * run.layer.wire_bytes[format_name]
             slowest = max(slowest, butterfly(base, tuple(share), size), key=lambda e: e.time_s)
         return slowest
 
-    def step_s(self, shares: Sequence[dict[int, int]]) -> float:
+    def step_s(self, time: TimeOfPasses) -> float:
         """Return the time of a step and of agreeing on it."""
-        far_s = max(self._far_s[host] for share in shares for host in share)
-        return max(self.layers(len(shares))) * self.problem.run.step_s + _VOTE_TRIPS * far_s
+        far_s = max(self._far_s[host] for share in time.shares for host in share)
+        return max(time.layers) * self.problem.run.step_s + _VOTE_TRIPS * far_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +325,9 @@ class _Tally:
         self._access_s = max(self._access_s, hop.busy_s)
         self.way_s += hop.fill_s
 
-    def result(self, shares: tuple[dict[int, int], ...], window: float) -> TimeOfPasses:
+    def result(
+        self, shares: tuple[dict[int, int], ...], layers: tuple[int, ...], window: float
+    ) -> TimeOfPasses:
         num, fill_s = self.num, self.way_s
         ends = [*self._late, (fill_s, Limit(ResourceKind.WAY, fill_s))]
         if window < num:
@@ -316,6 +344,7 @@ class _Tally:
             compute_s=compute_s,
             limit=limit,
             shares=shares,
+            layers=layers,
             access_s=self._access_s,
             window=window,
             score=score,

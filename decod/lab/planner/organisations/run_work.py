@@ -49,6 +49,8 @@ class RunWork:
     """Of one microbatch at a data node, forward and backward."""
     step_s: float = 0.0
     """The optimizer's step for one layer."""
+    cut: tuple[int, ...] = ()
+    """Layers of each stage of a pipeline. Empty: a planner may choose them."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,5 +1,6 @@
 """How long an iteration of the pipeline takes: cases that can be computed by hand."""
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -24,7 +25,7 @@ def test_a_single_relay_computes_one_microbatch_after_the_other() -> None:
     assert time.total_s == pytest.approx(10 * 4 / 40, rel=1e-3)
     assert (time.limit.kind, time.limit.host) == (ResourceKind.DEVICE, 1)
     assert time.fill_s + time.compute_s == pytest.approx(1.0, rel=1e-3)
-    assert clock.average(time.shares).time_s == 0, "there is nobody to average with"
+    assert clock.average(time).time_s == 0, "there is nobody to average with"
 
 
 def test_relays_share_the_work_by_their_speed() -> None:
@@ -85,6 +86,75 @@ def test_a_host_that_holds_up_averages_stays_idle() -> None:
     plan = plan_stages(PipelineClock(held), random.Random(0), gradients_s, scores=200)
     assert plan is not None
     assert plan.stages == ((1,),)
+
+
+def with_cards(*memory_bytes: float, num_layers: int, cut: tuple[int, ...] = ()) -> RunProblem:
+    """Returns relays of one speed with so much memory each, and one data node."""
+    problem = make_run_problem({"d": 0} | {f"c{k}": 40 for k in range(len(memory_bytes))})
+    data, *relays = problem.hosts
+    relays = [
+        replace(host, memory_bytes=size)
+        for host, size in zip(relays, memory_bytes, strict=True)
+    ]  # fmt: skip
+    run = replace(problem.run, num_layers=num_layers, cut=cut)
+    return RunProblem(replace(problem.base, hosts=[data, *relays]), run)
+
+
+def test_unequal_cards_hold_a_model_that_no_even_cut_fits_onto() -> None:
+    """Of 8, 12 and 24 GB, each holds one layer of 2 GB after the other."""
+    cards = [size * 3.5 * MEGABYTE for size in (8, 12, 24)]
+
+    def holds(num_layers: int, *, even: bool) -> bool:
+        cut = cut_evenly(num_layers, 3) if even else ()
+        problem = with_cards(*cards, num_layers=num_layers, cut=cut)
+        score, rng = gradients_s, random.Random(0)
+        found = plan_stages(PipelineClock(problem), rng, score, num_stages=3, scores=200)
+        return found is not None
+
+    most_even = max(num for num in range(3, 30) if holds(num, even=True))
+    most = max(num for num in range(3, 30) if holds(num, even=False))
+    assert (most_even, most) == (14, 22)
+
+
+def test_a_fast_host_gets_more_layers() -> None:
+    problem = make_run_problem({"d": 0, "c1": 10, "c2": 30})
+    plan = plan_stages(
+        PipelineClock(problem), random.Random(0), gradients_s, num_stages=2, scores=200
+    )
+    assert plan is not None
+    assert dict(zip(plan.stages, plan.time.layers, strict=True)) == {(1,): 1, (2,): 3}
+    given = RunProblem(problem.base, replace(problem.run, cut=(2, 2)))
+    plan = plan_stages(PipelineClock(given), random.Random(0), gradients_s, scores=200)
+    assert plan is not None
+    assert plan.time.layers == (2, 2)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    speeds=st.lists(st.integers(1, 50), min_size=1, max_size=4),
+    cards=st.lists(st.integers(1, 12), min_size=4, max_size=4),
+    num_layers=st.integers(4, 9),
+)
+def test_no_cut_lets_the_slowest_stage_end_sooner(
+    speeds: list[int], cards: list[int], num_layers: int
+) -> None:
+    problem = with_cards(
+        *(7 * MEGABYTE * size for size in cards[: len(speeds)]), num_layers=num_layers
+    )
+    data, *relays = problem.hosts
+    relays = [replace(h, speed_layers_per_s=v) for h, v in zip(relays, speeds, strict=True)]
+    clock = PipelineClock(replace(problem, base=replace(problem.base, hosts=[data, *relays])))
+    num = len(speeds)
+    fits = [
+        cut
+        for cut in itertools.product(range(1, num_layers + 1), repeat=num)
+        if sum(cut) == num_layers and all(n <= size for n, size in zip(cut, cards, strict=False))
+    ]
+    found = clock.fitted_layers(tuple((k + 1,) for k in range(num)))
+    assert bool(found) == bool(fits)
+    if found:
+        slowest = [max(n / v for n, v in zip(cut, speeds, strict=True)) for cut in [found, *fits]]
+        assert slowest[0] == min(slowest)
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
