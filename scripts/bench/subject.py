@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 from typing_extensions import override
 
-from bench.child import Child
+from bench.child import HERE, Child, Place
 from bench.job import NUM_PIPELINE_STAGES, NUM_RELAY_STAGES, Job, write_run
 from decod.daemon.control import ask
 from decod.errors import DecodError
@@ -140,14 +141,16 @@ class Decod(Subject):
         module: str = "decod",
         device: str = "cpu",
         capacity: int | None = None,
+        num_stages: int = NUM_RELAY_STAGES,
+        places: Mapping[str, Place] = MappingProxyType({}),
     ) -> None:
-        """Take the number of relays in each stage, the module that is run, and relays' choices."""
-        self._module, self._device = module, device
+        """Take the relays of each stage, the module that is run, relays' choices and places."""
+        self._module, self._device, self._places = module, device, places
         self._of_relays = () if capacity is None else ("--capacity", str(capacity))
         self._stages = {
             f"relay-{stage_index}-{number}": stage_index
             for number in range(num_relays)
-            for stage_index in range(1, NUM_RELAY_STAGES + 1)
+            for stage_index in range(1, num_stages + 1)
         }
 
     @override
@@ -161,6 +164,7 @@ class Decod(Subject):
                 ("-m", self._module, *arguments, *options, "--state-dir", str(folder / name)),
                 num_threads=num_threads,
                 log=folder / f"log-{name}",
+                place=self._places.get(name, HERE),
             )
             running.append(child)
             return child
