@@ -15,13 +15,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from bench.child import BenchError, Place, stop_all_at_exit
+from bench.child import BenchError, stop_all_at_exit
 from bench.job import BATCH, MODEL, write_run
 from bench.report import LOSS_DIFFERENCE_MAX
 from bench.subject import Decod, Plan, Sample, measure
@@ -57,29 +57,32 @@ def planned(run: RunConfig, shares: Sequence[float], folder: Path) -> tuple[str,
 
 
 @contextmanager
-def paced(shares: Sequence[float]) -> Iterator[dict[str, Place]]:
-    """Lend places for relays that get these shares of a processor."""
-    made, places = list[Path](), dict[str, Place]()
+def paced(shares: Sequence[float]) -> Iterator[Callable[[str, int], None]]:
+    """Lend what gives relays these shares of a processor, by their names and process ids."""
+    made = dict[str, Path]()
+
+    def begun(name: str, pid: int) -> None:
+        if name in made:
+            # What it starts later is in the same group.
+            (made[name] / "cgroup.procs").write_text(str(pid))
+
     try:
         for stage, share in enumerate(shares, 1):
-            name = f"relay-{stage}-0"
             group = _QUOTAS / f"decod-bench-{os.getpid()}-{stage}"
             group.mkdir()
-            made.append(group)
+            made[f"relay-{stage}-0"] = group
             (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
             (group / "cpu.cfs_quota_us").write_text(str(round(share * _PERIOD_US)))
-            enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-            places[name] = Place(("sh", "-c", enter, "sh"))
-        yield places
+        yield begun
     finally:
-        for group in made:
+        for group in made.values():
             group.rmdir()
 
 
 def launch(run: RunConfig, shares: Sequence[float], folder: Path, num_measured: int) -> Sample:
     """Return how fast a run trains on such relays."""
-    with paced(shares) as places:
-        subject = Decod(num_stages=len(shares), places=places)
+    with paced(shares) as begun:
+        subject = Decod(num_stages=len(shares), begun=begun)
         plan = Plan(1, _NUM_WARMUP, num_measured, folder, time.monotonic() + _LAUNCH_MAX_S)
         sample = measure(subject, write_run(folder.parent, run), plan)
         # The system ends the processes of a group soon after they were killed.

@@ -8,17 +8,16 @@ warm-up. The rate is that of the others, from the last warm-up line to the last 
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import psutil
 from typing_extensions import override
 
-from bench.child import HERE, Child, Place
+from bench.child import Child
 from bench.job import NUM_PIPELINE_STAGES, NUM_RELAY_STAGES, Job, write_run
 from decod.daemon.control import ask
 from decod.errors import DecodError
@@ -142,10 +141,13 @@ class Decod(Subject):
         device: str = "cpu",
         capacity: int | None = None,
         num_stages: int = NUM_RELAY_STAGES,
-        places: Mapping[str, Place] = MappingProxyType({}),
+        begun: Callable[[str, int], None] = lambda _name, _pid: None,
     ) -> None:
-        """Take the relays of each stage, the module that is run, relays' choices and places."""
-        self._module, self._device, self._places = module, device, places
+        """Take the relays of each stage, the module that is run, and relays' choices.
+
+        `begun` is called with the name and the process id of each node that has been started.
+        """
+        self._module, self._device, self._begun = module, device, begun
         self._of_relays = () if capacity is None else ("--capacity", str(capacity))
         self._stages = {
             f"relay-{stage_index}-{number}": stage_index
@@ -164,9 +166,9 @@ class Decod(Subject):
                 ("-m", self._module, *arguments, *options, "--state-dir", str(folder / name)),
                 num_threads=num_threads,
                 log=folder / f"log-{name}",
-                place=self._places.get(name, HERE),
             )
             running.append(child)
+            self._begun(name, child.process.pid)
             return child
 
         leader = launch("data", "leader", str(job.run_file), *self._of_leader(job))
