@@ -23,7 +23,7 @@ _NUM_STAGES_MAX = 12
 """Numbers of stages that are tried. If there are more, they are spread out."""
 _SCOUTING_RATIO = 0.5
 _RECUT_RATIO = 0.2
-_WORSE_RATIO = 0.3
+_WORSE_RATIO = 0.4
 
 Score = Callable[[PipelineClock, TimeOfPasses], float]
 """What is minimised, with a weight of averages that fits how often they are."""
@@ -106,6 +106,8 @@ class _Search:
                 plan = other
             if plan.score < best.score:
                 best = plan
+            if done == budget // 2:
+                plan = best
         used = tuple(tuple(sorted(share)) for share in best.time.shares)
         return StagePlan(used, best.time, best.score)
 
