@@ -21,8 +21,9 @@ import torch
 from decod.data.corpus import default_corpus
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,

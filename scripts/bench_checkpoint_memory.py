@@ -28,8 +28,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from bench import checkpoint_phases as phases  # noqa: E402
 from bench.child import BenchError  # noqa: E402
 
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig  # noqa: E402
+from decod.run.model_config import ModelConfig, ModelDtype  # noqa: E402
 from decod.run.run_config import RunConfig  # noqa: E402
+from decod.run.stages_config import StagesConfig  # noqa: E402
 from decod.run.training_config import BatchConfig  # noqa: E402
 from decod.train.checkpoint.entries import state_size_bytes  # noqa: E402
 

@@ -47,9 +47,10 @@ from decod.model.stage import (  # noqa: E402  # noqa: E402
     empty_model,
     initial_weight,
 )
-from decod.run.model_config import ModelConfig, StagesConfig  # noqa: E402
+from decod.run.model_config import ModelConfig  # noqa: E402
 from decod.run.protocol_config import NO_AUDITS, ProtocolConfig  # noqa: E402
 from decod.run.run_config import Organisation, RunConfig  # noqa: E402
+from decod.run.stages_config import StagesConfig  # noqa: E402
 from decod.run.training_config import BatchConfig, OptimizerConfig  # noqa: E402
 from tests.support.cluster import Cluster, Daemon, stage_nodes  # noqa: E402
 from tests.support.history import read_records  # noqa: E402

@@ -31,8 +31,8 @@ from decod.lab.planner.organisations.pipeline_time import PipelineClock, TimeOfP
 from decod.lab.planner.organisations.run_work import PartNeeds, RunProblem, RunWork
 from decod.lab.planner.organisations.servers_forecast import servers_forecasts
 from decod.lab.sim.random_hosts import draw_problem
-from decod.run.model_config import StagesConfig
 from decod.run.run_config import Organisation
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import Links, LinkSpec, Site

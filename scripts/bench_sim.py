@@ -33,8 +33,8 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.core.messages.scopes import OfView
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.kernel import core_stopwatch
 from decod.sim.meter import NodeCost

@@ -27,11 +27,11 @@ from bench.report import LOSS_DIFFERENCE_MAX
 from bench.subject import Decod, Plan, Sample, measure
 
 from decod.lab.files.hosts_file import load_run_hosts
-from decod.lab.planner.organisations.pipeline_forecast import blocks_text, gradients_s
+from decod.lab.planner.organisations.pipeline_forecast import gradients_s
 from decod.lab.planner.organisations.pipeline_search import plan_stages
 from decod.lab.planner.organisations.pipeline_time import PipelineClock
-from decod.run.model_config import AUTO, StagesConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import AUTO, StagesConfig, blocks_text
 from decod.run.training_config import OptimizerConfig
 from decod.sim.kernel import seeded
 
@@ -39,6 +39,7 @@ _QUOTAS = Path("/sys/fs/cgroup/cpu")
 _PERIOD_US = 20_000
 _NUM_WARMUP = 2
 _LAUNCH_MAX_S = 300.0
+_GROUP_END_MAX_S = 10.0
 
 
 def planned(run: RunConfig, shares: Sequence[float], folder: Path) -> tuple[str, list[float]]:
@@ -76,6 +77,10 @@ def paced(shares: Sequence[float]) -> Iterator[Callable[[str, int], None]]:
         yield begun
     finally:
         for group in made.values():
+            # The system ends killed processes a little later.
+            end_s = time.monotonic() + _GROUP_END_MAX_S
+            while (group / "cgroup.procs").read_text() and time.monotonic() < end_s:
+                time.sleep(0.05)
             group.rmdir()
 
 
@@ -84,10 +89,7 @@ def launch(run: RunConfig, shares: Sequence[float], folder: Path, num_measured: 
     with paced(shares) as begun:
         subject = Decod(num_stages=len(shares), begun=begun)
         plan = Plan(1, _NUM_WARMUP, num_measured, folder, time.monotonic() + _LAUNCH_MAX_S)
-        sample = measure(subject, write_run(folder.parent, run), plan)
-        # The system ends the processes of a group soon after they were killed.
-        time.sleep(1.0)
-    return sample
+        return measure(subject, write_run(folder.parent, run), plan)
 
 
 def run_bench(options: argparse.Namespace, folder: Path) -> float:

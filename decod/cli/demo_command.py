@@ -162,8 +162,9 @@ def demo(*, iterations: int, model_dir: Path | None, device: str, keep: bool) ->
 def run_config(num_iterations: int) -> "RunConfig":
     """Return a run that learns to write fragments of Python on two cores in a minute or two."""
     from decod.config import RunConfig
-    from decod.run.model_config import ModelConfig, StagesConfig
+    from decod.run.model_config import ModelConfig
     from decod.run.protocol_config import ProtocolConfig
+    from decod.run.stages_config import StagesConfig
     from decod.run.training_config import BatchConfig, OptimizerConfig
 
     return RunConfig(

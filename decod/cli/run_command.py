@@ -225,7 +225,7 @@ def check(path: Path, *, init: str | None, base: str | None, data: str | None, f
     from decod.daemon.checks import check_shards, chosen_model, manifest_of, read_at_start_bytes
     from decod.daemon.evaluating import require_held_out
     from decod.data.corpus import open_corpus
-    from decod.run.model_config import stage_blocks
+    from decod.run.stages_config import stage_blocks
 
     loaded = load_run_file(path)
     with open_corpus(data or loaded.data.path) as dataset:

@@ -16,8 +16,9 @@ from decod.model.shape import (
     trained_shapes,
     whole_matrices,
 )
-from decod.run.model_config import ModelDtype, stage_blocks
+from decod.run.model_config import ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import stage_blocks
 from decod.train.checkpoint.entries import DTYPE_BYTES, state_tensors
 
 _GRADIENT = 1

@@ -11,8 +11,9 @@ from typing import Final
 from decod.compression.plan import Method
 from decod.config.needs import stage_needs
 from decod.config.schema import count_parameters
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     BatchConfig,
     OptimizerConfig,

@@ -27,9 +27,10 @@ from decod.limits import STAGE_INDEX_MAX
 from decod.model.shape import block_shapes, outer_shapes, trained_shapes
 from decod.protocol.core.average_spec import FRAGMENTS_MAX, AverageFormat, AverageSpec
 from decod.protocol.flows.registry import ROUTINGS
-from decod.run.model_config import ModelConfig, ModelDtype, Shapes, stage_blocks
+from decod.run.model_config import ModelConfig, ModelDtype, Shapes
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.run.run_config import Organisation, RunConfig
+from decod.run.stages_config import stage_blocks
 from decod.run.training_config import (
     SYNC_EVERY_MAX,
     ActivationCompression,

@@ -22,8 +22,8 @@ from decod.ids import NodeId
 from decod.planner.cost import Link, sane_link
 from decod.protocol.core.view import Duty, Member
 from decod.protocol.facts import NodeFacts
-from decod.run.model_config import stage_blocks
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import stage_blocks
 
 
 def describe_hosts(run: RunConfig, facts: NodeFacts | None) -> dict[str, Any]:

@@ -11,8 +11,9 @@ is refused that fits.
 import math
 
 from decod.run.adapter_config import NO_ADAPTER, AdapterConfig
-from decod.run.model_config import ModelConfig, ModelDtype, Shapes, StagesConfig, stage_blocks
+from decod.run.model_config import ModelConfig, ModelDtype, Shapes
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig, stage_blocks
 from decod.run.training_config import OptimizerName
 
 LORA_A = "lora_A.weight"

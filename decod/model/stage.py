@@ -30,7 +30,8 @@ from typing_extensions import override
 from decod.model.attention import KeyValueCache, Rotary, rotary_tables, within_documents
 from decod.model.autograd import linear_cross_entropy
 from decod.model.shape import LORA_A, LORA_B
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.run.model_config import ModelConfig, ModelDtype
+from decod.run.stages_config import StagesConfig, stage_blocks
 
 _NUM_TERMS = 8
 """Uniform 16-bit numbers in one sum (Irwin-Hall): close to normal, excess kurtosis -0.15."""

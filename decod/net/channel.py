@@ -19,7 +19,6 @@ from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.texts import clean_text, clip
 
 CONTROL_SERVICE = "decod.wire.v1.ControlService"
-TENSOR_SERVICE = "decod.wire.v1.TensorService"
 ENROLL_SERVICE = "decod.wire.v1.EnrollService"
 STATE_SERVICE = "decod.wire.v1.StateService"
 REVERSE_SERVICE = "decod.wire.v1.ReverseService"
@@ -165,7 +164,9 @@ _UNTIMELY = {
 _DISBELIEVED = ("CERTIFICATE_VERIFY_FAILED", "INVALID_SIGNATURE", "Hostname Verification Check")
 """Words in gRPC's text if the other end has shown a certificate that was not believed."""
 
+BROKEN = "the connection broke"
 LATE = "no answer in time"
+TOO_MANY_OPEN = "too many calls from here are open there"
 REFUSED = "nobody listens there"
 _ANOTHER = ("another node listens there", "what listens there is no node of this run")
 
@@ -178,10 +179,7 @@ _BY_DETAIL = (
     (("domain name not found", "hostname lookup", "dns"), "its host name is not known"),
     (("unreachable", "no route to host"), "there is no way to it from here"),
     (("failed parsing http", "http2 header"), "what listens there is no decod node"),
-    (
-        ("reset", "closed", "broken pipe", "goaway", "eof", "violation of protocol"),
-        "the connection broke",
-    ),
+    (("reset", "closed", "broken pipe", "goaway", "eof"), BROKEN),
     # An attempt to connect may end a moment before its call does. Then this end closes it.
     (("timed out", "timeout", "deadline", "endpoint closing"), LATE),
 )
@@ -204,13 +202,10 @@ class ClosedError(UnansweredError):
 def reason_of(error: grpc.aio.AioRpcError) -> str:
     """Return why a call failed, in a few words."""
     details = " ".join((error.details() or "").split())
-    lower = details.lower()
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        for marks, text in _BY_DETAIL:
-            if any(mark in lower for mark in marks):
-                return text
+    if error.code() is grpc.StatusCode.UNAVAILABLE and (known := _known_reason(details)):
+        return known
     if details == TOO_MANY:
-        return "too many calls from here are open there"
+        return TOO_MANY_OPEN
     if error.code() in _BY_CODE:
         return _BY_CODE[error.code()]
     code = error.code().name.lower().replace("_", " ")
@@ -229,11 +224,15 @@ def reason_of_os(error: OSError) -> str:
         return REFUSED
     if isinstance(error, TimeoutError):
         return LATE
-    text = " ".join(str(error).split()).lower()
-    for marks, found in _BY_DETAIL:
-        if any(mark in text for mark in marks):
-            return found
-    return clip(text or "the connection broke", _DETAILS_MAX_CHARACTERS)
+    text = " ".join(str(error).split())
+    return _known_reason(text) or clip(text, _DETAILS_MAX_CHARACTERS) or BROKEN
+
+
+def _known_reason(text: str) -> str:
+    """Return what a text of gRPC or TLS means; empty if that is not known."""
+    lower = text.lower()
+    found = (reason for marks, reason in _BY_DETAIL if any(mark in lower for mark in marks))
+    return next(found, "")
 
 
 def is_gone(error: grpc.aio.AioRpcError) -> bool:

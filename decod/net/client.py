@@ -1,4 +1,4 @@
-"""The calling side: a control channel and a bulk channel to every peer, each with its queue.
+"""The calling side: a channel for messages and a connection for tensors to every peer, with queues.
 
 Theory of operation. `send` and `send_tensor` append to the peer's queue and return. Each peer has
 one task for messages and up to two for tensors. A task runs until its queue is empty, so a silent
@@ -78,7 +78,7 @@ class Probed:
     """The result of a probe of the link to a peer."""
 
     latency_s: float
-    """Half of a round trip over the tensor channel."""
+    """Half of a round trip over the connection for tensors."""
     bandwidth_bytes_per_s: float
 
 
@@ -229,9 +229,11 @@ class PeerClient:
             self._run_tasks(peer)
 
     async def probe(self, to: NodeId, term: int, size_bytes: int) -> Probed | None:
-        """Time empty round trips and one transfer over the tensor channel; None if that failed.
+        """Time empty round trips and a transfer over the connection for tensors.
 
-        The bytes are random, so that nothing on the way can compress them. They share the channel
+        None: that failed.
+
+        The bytes are random, so that nothing on the way can compress them. They share the link
         with tensors, and the result is corrected for that.
         """
         peer = self._peers.get(to)

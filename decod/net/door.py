@@ -334,5 +334,4 @@ class Door:
     def _drop(self, context: FarEnd) -> None:
         """End the connection over which a call came."""
         if (connection := self._connections.get(peer_of(context))) is not None:
-            connection.heard = True
             self._end(connection, "many faults")

@@ -19,7 +19,7 @@ class Limits:
     """Limits on a peer's use of this node, and on this node's waits for a peer."""
 
     header_size_max_bytes: int = 64 * KIB
-    """What comes before a tensor, and says what it is."""
+    """The header of a tensor."""
     message_size_max_bytes: int = 4 * MIB + 64 * KIB
     """Largest gRPC message, in both directions."""
     batch_size_max_bytes: int = 4 * MIB
@@ -116,7 +116,8 @@ class Limits:
     fault_size_bytes: int = 64 * KIB
     """Each full multiple of this size makes a faulty message count as one more fault."""
     streams_per_peer: int = 2
-    """Tensors that this node pushes to one peer at a time: one fills the pauses of another."""
+    """Tensors that this node sends to one peer at a time. While one is written, the result of the
+    other is awaited."""
     states_lent_max: int = 4
     """Copies of states that are lent to peers at a time. Each takes memory."""
     state_streams_max: int = 8

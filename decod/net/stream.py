@@ -116,12 +116,8 @@ class IncomingTensor:
         return self._position
 
     @property
-    def complete(self) -> bool:
-        return self._position == self.size_bytes
-
-    @property
     def intact(self) -> bool:
-        """Return whether the checksum is right. Valid only once `complete` is True."""
+        """Return whether the checksum is right. Valid only once everything has arrived."""
         return self._computed == self._crc32
 
     def begin_again(self) -> None:

@@ -120,7 +120,7 @@ class TensorSender:
         return sent
 
     async def piece(self, data: memoryview) -> None:
-        """Send the next bytes of a tensor. None: this end gives up."""
+        """Send the next bytes of a tensor. Without any, this end gives up."""
         await self._pipe.write(PIECE.pack(len(data)))
         await self._pipe.write(data)
 

@@ -1,8 +1,8 @@
 """A TLS connection whose bytes are read straight into the memory where they stay.
 
 It belongs to the event loop of one thread. Each TLS record has at most 16 KiB, so a slow link would
-wake the loop for each. While much is still to come, a reader therefore lets bytes gather for a few
-milliseconds: TCP takes them in meanwhile.
+wake the loop for each. While much is still to come, a reader therefore lets bytes gather for up to
+16 ms: TCP takes them in meanwhile.
 """
 
 import asyncio
@@ -198,7 +198,7 @@ class TlsPipe:
                 remove(descriptor)
 
     def close(self) -> None:
-        """End both directions. Whoever waits for one gets an OSError."""
+        """End both directions. Those who wait for one get an OSError."""
         descriptor = self._socket.fileno()
         if descriptor < 0:
             return

@@ -87,7 +87,8 @@ class TransmissionError(Exception):
                 reason = channel.reason_of_os(error)
                 return cls(reason, Fault.LINK, gone=reason in channel.GONE, passes=True)
             case CallerRefusedError():
-                return cls(str(error))
+                told = str(error)
+                return cls(channel.TOO_MANY_OPEN if told == channel.TOO_MANY else told)
         # gRPC's channel is closed.
         return cls(LEFT)
 

@@ -1,4 +1,4 @@
-"""The definition of a model: the fields of a Hugging Face `config.json`, and its cut into stages.
+"""The definition of a model: the fields of a Hugging Face `config.json`.
 
 A new family of models changes this file and adds one: a name in `Architecture`, a row in
 `FAMILIES`, and the module that the row names. Models of other families are built by transformers:
@@ -12,12 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from itertools import accumulate
 from pkgutil import resolve_name
 from typing import Any
 
 from decod.errors import ConfigError
-from decod.planner.partition import part_sizes
 from decod.run.model_layout import (
     LENGTH_ROPES,
     TOGETHER_TYPES,
@@ -42,11 +40,6 @@ class Architecture(StrEnum):
 
 
 NUM_LAYERS_MAX = 10_000
-
-AUTO = "auto"
-"""Of `stages.blocks`: see there."""
-
-_BLOCKS_MAX_CHARACTERS = 20_000
 
 
 class ModelDtype(StrEnum):
@@ -280,53 +273,6 @@ def _check_rope(model: ModelConfig) -> None:
     if model.rope_type is RopeType.LLAMA3 and low >= high:
         why = f"it must be more than model.rope_low_freq_factor, {low}"
         raise _refuse("rope_high_freq_factor", high, why, "give a higher number, usually 4.0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StagesConfig:
-    """The cut into stages. Stage 0 (data nodes) also holds embedding, final norm and head."""
-
-    num_relay_stages: int = 2
-    """Stages of relays, 1 or more. More stages: smaller memory per host, more hops."""
-    num_first_blocks: int = 0
-    """Blocks that stage 0 runs itself, before the relays'."""
-    blocks: str = AUTO
-    """Blocks of each relay stage, such as "4, 3, 1" if the first one's hosts have most memory.
-    "auto": they differ by one at most."""
-
-
-def stage_blocks(model: ModelConfig, stages: StagesConfig) -> tuple[range, ...]:
-    """Return the blocks of every stage, stage 0 first.
-
-    Raises:
-        ConfigError: A relay stage would hold no block, or `stages.blocks` does not fit the model.
-    """
-    left = model.num_hidden_layers - stages.num_first_blocks
-    num_stages = stages.num_relay_stages
-    if num_stages < 1 or stages.num_first_blocks < 0 or left < num_stages:
-        raise ConfigError(
-            f"stages.num_relay_stages is {num_stages} with {left} blocks left for them",
-            why="every relay stage runs at least one block",
-            fix="raise model.num_hidden_layers or lower the number of stages",
-        )
-    even = part_sizes(left, num_stages)
-    sizes = even if stages.blocks == AUTO else _numbers_in(stages.blocks)
-    if len(sizes) != num_stages or sum(sizes) != left or min(sizes) < 1:
-        example = ", ".join(map(str, even))
-        raise ConfigError(
-            f"stages.blocks is {ascii(stages.blocks)[:60]}",
-            why=f"{num_stages} relay stages share {left} blocks, and each has at least one",
-            fix=f'give {num_stages} numbers whose sum is {left}, such as "{example}", or "{AUTO}"',
-        )
-    ends = (stages.num_first_blocks, *sizes)
-    return tuple(range(end - size, end) for end, size in zip(accumulate(ends), ends, strict=True))
-
-
-def _numbers_in(text: str) -> list[int]:
-    """Return the numbers in a text like "4, 3, 1"; none if it has another form."""
-    words = [word.strip() for word in text.split(",")]
-    good = len(text) <= _BLOCKS_MAX_CHARACTERS and all(map(str.isascii, words))
-    return [*map(int, words)] if good and all(map(str.isdigit, words)) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ from enum import StrEnum
 
 from decod.errors import ConfigError
 from decod.run.adapter_config import AdapterConfig, AdapterKind
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     ActivationsConfig,
     BatchConfig,

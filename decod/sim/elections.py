@@ -9,8 +9,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links

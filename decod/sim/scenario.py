@@ -20,9 +20,9 @@ from typing_extensions import override
 from decod.compression.plan import Method
 from decod.errors import ConfigError
 from decod.planner.graph import FlowGraph, Route
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.run.run_config import Organisation, RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     BatchConfig,
     OptimizerConfig,

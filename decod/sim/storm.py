@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
 from decod.run.run_config import Organisation
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.sim.invariants import InvariantViolation
 from decod.sim.kernel import seeded

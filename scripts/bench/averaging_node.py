@@ -49,8 +49,9 @@ from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.averaging_messages import ReducedPart, ReducePart
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, SyncConfig, SyncMethod
 
 RUN_ID = RunId("a" * 26)

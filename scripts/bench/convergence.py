@@ -23,8 +23,9 @@ from pathlib import Path
 
 from decod.compression.plan import Method as Compression
 from decod.config.schema import count_parameters, validate
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     BatchConfig,
     OptimizerConfig,

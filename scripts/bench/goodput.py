@@ -17,8 +17,8 @@ from typing import Any
 
 from bench.child import BenchError
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.profile import ComputeProfile

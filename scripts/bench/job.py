@@ -21,8 +21,9 @@ from decod.ids import MicrobatchId
 from decod.model.shape import model_shapes
 from decod.model.stage import initial_weight
 from decod.model.writing import ModelWriter
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train.checkpoint.store import CheckpointConfig
 

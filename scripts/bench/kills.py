@@ -17,9 +17,10 @@ from bench.child import BenchError, Child
 from bench.goodput import Way
 from bench.job import Job, write_run
 from bench.subject import JOIN_STRING, START_MAX_S, ask_node
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig, SyncConfig, SyncMethod
 
 NUM_RELAYS = 4

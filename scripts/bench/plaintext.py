@@ -19,7 +19,7 @@ from grpc.aio._server import Server
 from typing_extensions import override
 
 from decod.membership.certificates import Caller, first_of
-from decod.net import door, front_door, server, tensor_stream
+from decod.net import door, front_door, tensor_intake, tensor_stream
 from decod.net.tls_pipe import TlsPipe
 
 
@@ -44,7 +44,7 @@ def take_off_tls() -> None:
     # HTTP/2 begins with PRI.
     front_door._CALLS = b"P"
     sender: Any = tensor_stream
-    receiver: Any = server
+    receiver: Any = tensor_intake
     sender.TlsPipe = receiver.TlsPipe = _Pipe
     sender.client_context = lambda shown: _Shown(first_of(shown.chain))
     receiver.server_context = lambda _: _Shown(b"")

@@ -10,9 +10,10 @@ from bench.job import BATCH, MODEL, NUM_FIRST_BLOCKS, NUM_RELAY_STAGES
 from bench.subject import Sample
 from decod.compression.plan import Method
 from decod.run.adapter_config import AdapterConfig, AdapterKind
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.protocol_config import NO_AUDITS, ProtocolConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,

@@ -13,8 +13,8 @@ from bench.job import Job, write_run
 from bench.subject import Decod, OneProcess, Plan, Running, Sample, ask_node, measure
 from typing_extensions import override
 
-from decod.run.model_config import StagesConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import OptimizerConfig
 from gpu.result import Measure
 from gpu.setting import Setting, batch_of, llama

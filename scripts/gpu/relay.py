@@ -12,9 +12,9 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.job_codec import Region, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import Configure
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import NO_AUDITS
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import OptimizerConfig
 from decod.train.executor import StageExecutor
 from decod.worker.device import Arena

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from decod.model.shape import stage_shapes
 from decod.model.stage import TORCH_DTYPES, Stage, initial_weight
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
+from decod.run.stages_config import StagesConfig
 from gpu.relay import Relay, run_of
 from gpu.result import Measure
 from gpu.setting import Setting

@@ -7,8 +7,8 @@ import pytest
 from decod.protocol.core.effects import SendTensor
 from decod.protocol.core.messages.audit_messages import AuditCase
 from decod.protocol.strategy.witnessing import Audits
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import AuditConfig
+from decod.run.stages_config import StagesConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Result, Simulation
 from decod.sim.storm import honest_storm

@@ -7,8 +7,8 @@ import pytest
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import Job
-from decod.run.model_config import StagesConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import OptimizerConfig
 from decod.sim.averages import AveragedPart, MisuseError, SimulatedState
 from decod.sim.profile import Activation, ComputeProfile, Content, Gradient

@@ -7,8 +7,8 @@ import pytest
 
 from decod.planner.cost import Link, link_cost_s
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile

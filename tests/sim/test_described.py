@@ -11,8 +11,8 @@ from decod.lab.sim.paper_churn import TABLES, churn_scenario
 from decod.planner.graph import broken_rules
 from decod.protocol.flows.building import DataFlows
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.core import InstalledFlows, Machine
 from decod.sim.meter import mean_figures

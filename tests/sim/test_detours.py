@@ -6,8 +6,8 @@ import pytest
 
 from decod.ids import NodeId, TensorId
 from decod.protocol.core.detours import Detour, Detours
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile

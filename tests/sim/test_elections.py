@@ -9,8 +9,8 @@ import pytest
 
 from decod.ids import Iteration
 from decod.protocol.core import messages as m
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.elections import early_loss, election_storm
 from decod.sim.network import LinkFaults

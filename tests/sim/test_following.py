@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from decod.protocol.core import effects as fx
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.sim.averages import SimulatedState
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile

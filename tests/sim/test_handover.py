@@ -8,8 +8,8 @@ import pytest
 
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.events import DrainRequested
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario

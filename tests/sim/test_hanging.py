@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.scenario import FaultKind, HostFault, Scenario, random_scenario

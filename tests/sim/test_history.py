@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from decod.protocol.core.messages import Open
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import Organisation
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulated_host import SimHost

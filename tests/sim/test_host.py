@@ -12,8 +12,8 @@ from decod.protocol.core import jobs
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.core.messages import ForwardActivation, Message, Ping
-from decod.run.model_config import StagesConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.sim.kernel import _STALL_COUNTS_S, Kernel, seeded
 from decod.sim.network import LinkFaults, Links, LinkSpec, Network
 from decod.sim.profile import ComputeProfile

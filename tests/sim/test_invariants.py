@@ -14,8 +14,8 @@ from decod.protocol.core.effects import Effect
 from decod.protocol.core.events import Event
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.sim.averages import Counts
 from decod.sim.core import Machine, place_of
 from decod.sim.elections import election_storm

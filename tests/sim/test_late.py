@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.network import LinkFaults, Links, LinkSpec
 from decod.sim.profile import ComputeProfile

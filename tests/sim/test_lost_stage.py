@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from decod.protocol.core import messages as m
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults

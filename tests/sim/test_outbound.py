@@ -6,7 +6,7 @@ import pytest
 
 from decod.protocol.core.view import Reach
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.scenario import FaultKind, HostFault, Scenario
 from decod.sim.simulation import Simulation

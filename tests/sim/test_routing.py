@@ -10,8 +10,8 @@ from decod.ids import NodeId
 from decod.lab.sim.layouts import with_routing
 from decod.protocol.flows.building import DataFlows, RelayFlows
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.meter import Meter
 from decod.sim.network import Links, LinkSpec

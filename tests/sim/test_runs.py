@@ -10,8 +10,8 @@ import pytest
 from decod.errors import ConfigError
 from decod.protocol.core.effects import StopReason
 from decod.protocol.core.events import DrainRequested
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.sim.__main__ import main
 from decod.sim.kernel import seeded
 from decod.sim.network import LinkFaults, Links

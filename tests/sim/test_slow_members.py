@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from decod.daemon.status import COMPUTING, SENDING, SlowMember, slow_members
-from decod.run.model_config import StagesConfig
+from decod.run.stages_config import StagesConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.scenario import FaultKind, HostFault, Scenario, sync_of
 from decod.sim.simulation import Result, Simulation

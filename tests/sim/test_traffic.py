@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from decod.ids import NodeId, RunId
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.elections import election_storm
 from decod.sim.kernel import core_stopwatch

@@ -17,7 +17,8 @@ from decod.model.hf import built_model
 from decod.model.hf_folder import read_weights
 from decod.model.stage import Stage, empty_stage
 from decod.model.writing import ModelWriter
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig, stage_blocks
+from decod.run.model_config import ModelConfig, ModelDtype
+from decod.run.stages_config import StagesConfig, stage_blocks
 
 NUM_BLOCKS = 5
 STAGES = StagesConfig(num_relay_stages=2, num_first_blocks=1)

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from decod.model.stage import FirstStage
-from decod.run.model_config import StagesConfig, stage_blocks
+from decod.run.stages_config import StagesConfig, stage_blocks
 from decod.run.training_config import ActivationCompression
 
 

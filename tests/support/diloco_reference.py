@@ -17,8 +17,9 @@ from decod.compression.plan import StagePlans
 from decod.model.shape import LORA_A, LORA_B, trained_shapes, whole_matrices
 from decod.model.stage import empty_model, initial_weight
 from decod.run.adapter_config import NO_ADAPTER, AdapterConfig
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import OptimizerConfig, SyncConfig
 from decod.train.optimizers import learning_rate
 from tests.support.reference import Steppers, make_stepper, plain_autograd

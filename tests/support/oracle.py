@@ -15,7 +15,8 @@ from typing_extensions import override
 from decod.model.hf_folder import read_weights
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
 from decod.model.weights import read_config
-from decod.run.model_config import ModelDtype, StagesConfig
+from decod.run.model_config import ModelDtype
+from decod.run.stages_config import StagesConfig
 from tests.support.runs import Tokens
 
 

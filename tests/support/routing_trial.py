@@ -23,9 +23,10 @@ from decod.planner.deciding import shortened
 from decod.planner.graph import FlowGraph, GraphNode, Route
 from decod.protocol.flows.registry import ROUTINGS
 from decod.protocol.flows.searching import SearchingRouting
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
 from tests.support.cluster import START_TIMEOUT_S, Cluster, Daemon, stage_nodes
 from tests.support.network import Network, Pair

@@ -15,9 +15,10 @@ from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.ids import MicrobatchId
 from decod.model.stage import FirstStage
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype
 from decod.run.protocol_config import NO_AUDITS, ProtocolConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import ActivationCompression, BatchConfig, OptimizerConfig
 from tests.support.coded import cut
 from tests.support.reference import train_reference

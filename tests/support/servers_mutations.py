@@ -10,9 +10,9 @@ from decod.protocol.strategy.servers.home import HomeMicrobatches
 from decod.protocol.strategy.servers.placement import Placement
 from decod.protocol.strategy.servers.servers import Servers
 from decod.protocol.strategy.servers.worker import Worker
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import Organisation
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.network import LinkFaults
 from decod.sim.scenario import FaultKind, HostFault, Scenario

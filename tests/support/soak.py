@@ -33,8 +33,8 @@ from typing_extensions import override
 from decod.config.presets import PRESETS
 from decod.data.dataset import Dataset
 from decod.ids import MicrobatchId
-from decod.run.model_config import StagesConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from tests.support.cluster import Cluster
 from tests.support.history import Findings, Life, check, read_lives, shares_of
 from tests.support.network import Network

@@ -336,7 +336,7 @@ def _cards(run: "RunConfig") -> dict[int, int]:
     if fewer are enough with it.
     """
     from decod.config.needs import stage_needs
-    from decod.run.model_config import StagesConfig
+    from decod.run.stages_config import StagesConfig
 
     needed = dict[int, int]()
     for num in range(1, run.model.num_hidden_layers + 1):
@@ -382,7 +382,7 @@ def _described_stage(index: int, blocks: range, stage: _Stage) -> dict[str, Any]
 
 
 def _blocks(run: "RunConfig") -> list[range]:
-    from decod.run.model_config import stage_blocks
+    from decod.run.stages_config import stage_blocks
 
     return list(stage_blocks(run.model, run.stages))
 

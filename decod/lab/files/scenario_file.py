@@ -28,8 +28,8 @@ from decod.config.strict import (
 from decod.errors import ConfigError
 from decod.lab.sim.layouts import ROUTING_NAMES, with_routing
 from decod.protocol.flows.registry import ROUTINGS
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile

@@ -43,8 +43,8 @@ from decod.lab.sim.cluster import Cluster, Policy
 from decod.lab.sim.paper import Progress, Row, make_row
 from decod.lab.sim.paper_training import ACTIVATION_BYTES, HOME, PARAMETER_BYTES, draw_links
 from decod.lab.sim.swarm import Closest, Pipelines, Trainers
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.meter import IterationFigures

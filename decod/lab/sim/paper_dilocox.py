@@ -40,8 +40,9 @@ from decod.compression.plan import CompressionConfig, Method, Plan, make_plan
 from decod.lab.sim.layouts import with_routing
 from decod.lab.sim.paper import Progress, Row, make_row
 from decod.model.shape import block_shapes, stage_shapes
-from decod.run.model_config import Architecture, ModelConfig, StagesConfig, stage_blocks
+from decod.run.model_config import Architecture, ModelConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig, stage_blocks
 from decod.run.training_config import BatchConfig
 from decod.sim.network import Links, LinkSpec, Site
 from decod.sim.profile import ComputeProfile

@@ -27,8 +27,8 @@ from dataclasses import replace
 
 from decod.lab.sim.layouts import ROUTING_NAMES, with_routing
 from decod.lab.sim.paper import Progress, Row, make_row
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.kernel import seeded
 from decod.sim.meter import mean_figures

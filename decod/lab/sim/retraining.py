@@ -41,8 +41,8 @@ from typing_extensions import override
 from decod.lab.sim.cluster import Cluster, Peer, Trip
 from decod.lab.sim.server_instances import Allocation, Instance
 from decod.lab.sim.swarm import Pipelines
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.sim.network import Links, LinkSpec
 from decod.sim.profile import ComputeProfile

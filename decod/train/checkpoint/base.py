@@ -26,8 +26,9 @@ from decod.errors import CheckpointError, DataError
 from decod.files import PieceFile, read_beginning, replace_durably
 from decod.model.shape import part_shapes
 from decod.model.weights import DTYPE_NAMES, check_tied, find_weights
-from decod.run.model_config import ModelConfig, stage_blocks
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import stage_blocks
 from decod.texts import why_of
 from decod.train.checkpoint.description import (
     Chunk,

@@ -13,15 +13,9 @@ from decod.config.presets import MODEL_PRESETS
 from decod.config.schema import plans_of
 from decod.model.shape import trained_shapes
 from decod.model.stage import TORCH_DTYPES, FirstStage, empty_stage
-from decod.run.model_config import (
-    FAMILIES,
-    Architecture,
-    ModelConfig,
-    ModelDtype,
-    StagesConfig,
-    stage_blocks,
-)
+from decod.run.model_config import FAMILIES, Architecture, ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig, stage_blocks
 from decod.run.training_config import (
     BatchConfig,
     Documents,

@@ -20,9 +20,10 @@ from decod.config.schema import (
 from decod.daemon.run_facts import facts_of, sizes_of, tensor_sizes
 from decod.errors import ConfigError, MalformedMessageError, RejectedError
 from decod.model.shape import model_shapes
-from decod.run.model_config import FAMILIES, Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import FAMILIES, Architecture, ModelConfig, ModelDtype
 from decod.run.protocol_config import PROTOCOL_VERSION
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,
@@ -249,6 +250,8 @@ def test_relations_between_owners_are_checked() -> None:
     for bad in (
         dataclasses.replace(run, stages=StagesConfig(num_relay_stages=5)),
         dataclasses.replace(run, stages=StagesConfig(blocks="²,²")),
+        dataclasses.replace(run, stages=StagesConfig(blocks="9" * 5000)),
+        dataclasses.replace(run, stages=StagesConfig(blocks="1," * 50_000)),
         dataclasses.replace(run, batch=BatchConfig(sequence_length=1025)),
         dataclasses.replace(run, batch=BatchConfig(microbatch_size=2**16)),
     ):

@@ -15,8 +15,9 @@ from decod.membership.identity import load_or_create_identity
 from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.texts import size_text
 from tests.support.members import ROOT
 from tests.unit.daemon.test_memory import llama_8b

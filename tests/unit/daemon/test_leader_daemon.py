@@ -34,9 +34,10 @@ from decod.errors import (
 from decod.membership.papers import Membership
 from decod.membership.statements import new_charter
 from decod.protocol.core.effects import Stop, StopReason
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.protocol_config import ProtocolConfig
 from decod.run.run_config import Organisation, RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.tasks import in_thread
 from decod.train.checkpoint.places import DiskRoom
 from decod.train.checkpoint.store import CheckpointConfig

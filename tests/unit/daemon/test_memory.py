@@ -21,8 +21,9 @@ from decod.errors import ConfigError, HardwareError
 from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import BaseJob, Configured, DoNothing, Measured
 from decod.protocol.core.view import Role
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.texts import size_text
 from tests.support.raw_compute import Node as Worker

@@ -13,7 +13,7 @@ from decod.config.schema import Manifest
 from decod.daemon.checkpointing import settings_of
 from decod.daemon.resume import find_resumed, told_of
 from decod.errors import CheckpointError, ConfigError
-from decod.run.model_config import StagesConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import OptimizerConfig
 from decod.train.checkpoint.iteration_folders import StageBlob
 from decod.train.checkpoint.manifest import CheckpointManifest

@@ -23,8 +23,9 @@ from decod.insight.host_checks import (
     check_versions,
     disk_needs_bytes,
 )
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 GIB = 1 << 30

@@ -16,8 +16,9 @@ from decod.ids import MicrobatchId
 from decod.model.attention import rotary_tables
 from decod.model.hf import config_from_hf, config_to_hf
 from decod.model.weights import read_config
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType, StagesConfig
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype, RopeType
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig

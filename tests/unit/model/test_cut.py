@@ -19,8 +19,9 @@ from decod.model.sampling import Sampling
 from decod.model.shape import kept_bytes, model_shapes, stage_shapes
 from decod.model.stage import empty_stage
 from decod.run import model_layout
-from decod.run.model_config import Architecture, ModelConfig, StagesConfig
+from decod.run.model_config import Architecture, ModelConfig
 from decod.run.model_layout import CUT_TYPES, TOGETHER_TYPES, canonical
+from decod.run.stages_config import StagesConfig
 from decod.train.measure import held_bytes
 from tests.support.architectures import (
     NUM_BLOCKS,

@@ -7,7 +7,8 @@ import torch
 
 from decod.model.shape import model_shapes, stage_shapes
 from decod.model.stage import empty_model, empty_stage, initial_weight
-from decod.run.model_config import FAMILIES, Architecture, ModelConfig, StagesConfig
+from decod.run.model_config import FAMILIES, Architecture, ModelConfig
+from decod.run.stages_config import StagesConfig
 
 torch.set_num_threads(1)
 

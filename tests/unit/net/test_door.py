@@ -14,7 +14,7 @@ from decod.net.ask import HelloRequest, hello
 from decod.net.channel import UnansweredError
 from decod.net.door import Connection, Door, plain_ip
 from decod.net.net_limits import Counters, Limits, RateLimiter
-from decod.net.server import Turns
+from decod.net.reading import Turns
 from decod.protocol.core import messages as m
 from decod.wire import codec
 from decod.wire.v1 import control_pb2

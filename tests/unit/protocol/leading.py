@@ -12,8 +12,8 @@ from decod.protocol.core.messages.microbatch_messages import Report
 from decod.protocol.core.messages.scopes import Message
 from decod.protocol.core.view import Role
 from decod.protocol.leadership.leader import Leader
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from tests.unit.protocol.cast import (
     D0,

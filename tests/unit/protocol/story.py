@@ -17,9 +17,9 @@ from decod.protocol.core import events as ev
 from decod.protocol.core.effects import Effect
 from decod.protocol.core.view import Role
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import AuditConfig, ProtocolConfig
 from decod.run.run_config import Organisation
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig, ServersConfig
 from decod.sim.core import Founding, Machine, build_machine
 from decod.sim.injection import Injection

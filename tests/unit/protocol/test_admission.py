@@ -11,7 +11,7 @@ from decod.protocol.core.messages.membership_messages import Assign, Join, Prepa
 from decod.protocol.core.view import Role, View
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.seats import Seats
-from decod.run.model_config import StagesConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R1B, RUN, Heard, sent, view_of
 

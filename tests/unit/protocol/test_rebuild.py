@@ -14,7 +14,7 @@ from decod.protocol.core.view import Member, Role, View
 from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.seats import Seats
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
-from decod.run.model_config import StagesConfig
+from decod.run.stages_config import StagesConfig
 from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R2A, R2B, RUN, configured, view_of
 
 CONFIG = configured(snapshot_every_iterations=10)

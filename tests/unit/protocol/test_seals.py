@@ -12,7 +12,7 @@ from decod.protocol.core.effects import Send
 from decod.protocol.core.seals import Decision
 from decod.protocol.core.view import Opening, Role
 from decod.protocol.node_machine import NodeMachine
-from decod.run.model_config import StagesConfig
+from decod.run.stages_config import StagesConfig
 from tests.unit.protocol.cast import (
     D0,
     FACTS,

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from decod.compression.plan import Method
 from decod.ids import MicrobatchId, NodeId
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     BatchConfig,
     OptimizerConfig,

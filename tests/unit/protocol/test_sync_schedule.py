@@ -15,7 +15,7 @@ from decod.protocol.core.messages.averaging_messages import (
 )
 from decod.protocol.core.view import Member, Opening, Role, View
 from decod.protocol.leadership.sync_schedule import SyncSchedule
-from decod.run.model_config import StagesConfig
+from decod.run.stages_config import StagesConfig
 from tests.unit.protocol.cast import FACTS, LOCALLY, RUN
 
 LAST = 7

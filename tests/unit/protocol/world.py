@@ -23,8 +23,8 @@ from decod.protocol.core.view import Member, Role, ViewChange
 from decod.protocol.node_machine import NodeMachine
 from decod.protocol.strategy.pipeline import Pipeline
 from decod.protocol.strategy.strategy import StrategyFactory
-from decod.run.model_config import StagesConfig
 from decod.run.protocol_config import ProtocolConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig, SyncConfig
 from tests.unit.protocol.cast import CONFIG, D0, MANIFEST, RUN
 

@@ -9,8 +9,9 @@ import torch
 
 from decod.errors import CheckpointError
 from decod.ids import MicrobatchId
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, entry_json, placed
 from decod.train.checkpoint.entries import TensorEntry, parse_entries

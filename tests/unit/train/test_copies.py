@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from decod.ids import MicrobatchId
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig
 from decod.train import copies
 from decod.train.copies import Departure, arrived, arriving, number, on_host

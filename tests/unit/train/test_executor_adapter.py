@@ -10,8 +10,9 @@ import torch
 from decod.model.shape import frozen_shapes, model_shapes, trained_shapes
 from decod.model.stage import initial_weight
 from decod.run.adapter_config import AdapterConfig, AdapterKind, BaseFormat
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.train.checkpoint.base import BaseSource, base_hashes
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig

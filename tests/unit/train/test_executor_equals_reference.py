@@ -15,8 +15,9 @@ from decod.errors import DataError
 from decod.ids import MicrobatchId
 from decod.protocol.core.jobs import Loss, Propose
 from decod.protocol.strategy.data_share import summed
-from decod.run.model_config import Architecture, ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import Architecture, ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     ActivationsConfig,
     BatchConfig,

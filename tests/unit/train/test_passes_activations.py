@@ -14,8 +14,9 @@ from torch import Tensor
 from decod.clocks import Stopwatch
 from decod.config.schema import activation_size_bytes
 from decod.errors import NonFiniteError, ShapeError, TrainingError
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,

@@ -15,8 +15,9 @@ from decod.ids import MicrobatchId
 from decod.model.hf import config_to_hf
 from decod.model.shape import model_shapes
 from decod.model.stage import initial_weight
-from decod.run.model_config import ModelConfig, ModelDtype, StagesConfig
+from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, OptimizerConfig, OptimizerName
 from decod.train.checkpoint.description import description_text, entry_json
 from decod.train.checkpoint.entries import (

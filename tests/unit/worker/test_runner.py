@@ -21,8 +21,9 @@ from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.job_codec import fields_of
 from decod.protocol.core.jobs import Configure, DoNothing
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import (
     ActivationCompression,
     ActivationsConfig,

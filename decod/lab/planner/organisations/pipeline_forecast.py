@@ -24,8 +24,8 @@ from decod.lab.planner.organisations.forecast import (
 )
 from decod.lab.planner.organisations.pipeline_search import SCORES_DEFAULT, StagePlan, plan_stages
 from decod.lab.planner.organisations.pipeline_time import Limit, PipelineClock, TimeOfPasses
-from decod.lab.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
-from decod.run.model_config import AUTO
+from decod.lab.planner.organisations.run_work import WHOLE, RunProblem
+from decod.run.stages_config import blocks_text
 
 EVERY_DEFAULT = (1, 10, 50, 100, 500)
 """Iterations between averages that are tried."""
@@ -172,12 +172,6 @@ class PipelineForecasts:
             "sync.overlap": False,
             "sync.compression": WHOLE,
         }
-
-
-def blocks_text(layers: tuple[int, ...]) -> str:
-    """Return the numbers of layers of stages as `stages.blocks` has them."""
-    even = cut_evenly(sum(layers), len(layers))
-    return AUTO if layers == even else ", ".join(map(str, layers))
 
 
 def _parts(time: TimeOfPasses, aggregation_s: float) -> TimeParts:

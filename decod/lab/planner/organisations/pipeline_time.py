@@ -27,8 +27,9 @@ from dataclasses import dataclass, field
 from decod.lab.planner.bottleneck import ResourceKind
 from decod.lab.planner.hosts import HostKind
 from decod.lab.planner.organisations.exchange_time import ButterflyTime, butterfly
-from decod.lab.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
+from decod.lab.planner.organisations.run_work import WHOLE, RunProblem
 from decod.lab.planner.servers.stage_time import share_out
+from decod.planner.partition import part_sizes
 
 _FORWARD = 1 / 3
 _VOTE_TRIPS = 4
@@ -135,7 +136,7 @@ class PipelineClock:
 
     def layers(self, num_stages: int) -> tuple[int, ...]:
         """Return the number of layers of each stage if they differ by one at most."""
-        return cut_evenly(self.problem.run.num_layers, num_stages)
+        return tuple(part_sizes(self.problem.run.num_layers, num_stages))
 
     def fitted_layers(self, stages: StageHosts) -> tuple[int, ...]:
         """Return the numbers of layers with which the slowest stage is done first.

@@ -73,9 +73,3 @@ class RunProblem:
     @property
     def hosts(self) -> Sequence[TrainingHost]:
         return self.base.hosts
-
-
-def cut_evenly(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Return the number of layers of each stage. They differ by at most 1, longer first."""
-    size, num_longer = divmod(num_layers, num_stages)
-    return tuple(size + (index < num_longer) for index in range(num_stages))

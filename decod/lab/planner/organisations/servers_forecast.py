@@ -16,10 +16,11 @@ from decod.lab.planner.organisations.forecast import (
     PlacedStage,
     TimeParts,
 )
-from decod.lab.planner.organisations.run_work import WHOLE, RunProblem, cut_evenly
+from decod.lab.planner.organisations.run_work import WHOLE, RunProblem
 from decod.lab.planner.servers.objective import IterationTime, iteration_time_s
 from decod.lab.planner.servers.servers_layout import ServersLayout, broken_rules
 from decod.lab.planner.servers.servers_search import EVALUATIONS_DEFAULT, plan_layout
+from decod.planner.partition import part_sizes
 
 _NUM_STAGES_MAX = 6
 """Numbers of stages that are tried. If there are more, they are spread out."""
@@ -113,7 +114,7 @@ def _thick(problem: TrainingProblem, number: int) -> TrainingProblem:
 
 
 def _with_layers(layout: ServersLayout, num_layers: int) -> ServersLayout:
-    counts = cut_evenly(num_layers, len(layout.stages))
+    counts = part_sizes(num_layers, len(layout.stages))
     return ServersLayout(
         tuple(
             replace(stage, num_layers=count)

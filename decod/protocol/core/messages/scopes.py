@@ -12,7 +12,7 @@ from decod.limits import Number
 
 
 class WithTensor:
-    """Comes with a tensor and travels on the bulk channel; all others are control."""
+    """Comes with a tensor and travels on the connection for tensors; all others are control."""
 
     __slots__ = ()
 

@@ -11,7 +11,7 @@ from decod.cli.main import main
 from decod.config.needs import stage_needs
 from decod.config.run_file import load_run_file
 from decod.exit_codes import ExitCode
-from decod.run.model_config import StagesConfig
+from decod.run.stages_config import StagesConfig
 from tests.unit.lab.cli.test_plan_run import HOSTS, RUN
 
 DILOCO = '[sync]\nmethod = "diloco"\nevery = 20\noverlap = true\ncompression = "int4"\n'

@@ -11,8 +11,9 @@ from decod.config.schema import average_size_bytes, count_parameters
 from decod.errors import ConfigError
 from decod.lab.files.hosts_file import load_run_hosts, run_hosts_of
 from decod.lab.files.work_of_run import work_of
-from decod.run.model_config import ModelConfig, StagesConfig
+from decod.run.model_config import ModelConfig
 from decod.run.run_config import Organisation, RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, ServersConfig
 
 MODEL = ModelConfig(

@@ -14,7 +14,8 @@ from decod.lab.planner.organisations.exchange_time import butterfly
 from decod.lab.planner.organisations.pipeline_forecast import PipelineForecasts, gradients_s
 from decod.lab.planner.organisations.pipeline_search import plan_stages
 from decod.lab.planner.organisations.pipeline_time import PipelineClock
-from decod.lab.planner.organisations.run_work import RunProblem, cut_evenly
+from decod.lab.planner.organisations.run_work import RunProblem
+from decod.planner.partition import part_sizes
 from tests.support.run_problems import make_run_problem
 from tests.support.server_problems import MEGABYTE
 
@@ -105,7 +106,7 @@ def test_unequal_cards_hold_a_model_that_no_even_cut_fits_onto() -> None:
     cards = [size * 3.5 * MEGABYTE for size in (8, 12, 24)]
 
     def holds(num_layers: int, *, even: bool) -> bool:
-        cut = cut_evenly(num_layers, 3) if even else ()
+        cut = tuple(part_sizes(num_layers, 3)) if even else ()
         problem = with_cards(*cards, num_layers=num_layers, cut=cut)
         score, rng = gradients_s, random.Random(0)
         found = plan_stages(PipelineClock(problem), rng, score, num_stages=3, scores=200)
@@ -159,7 +160,7 @@ def test_no_cut_lets_the_slowest_stage_end_sooner(
 
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_a_cut_is_even(num_layers: int, num_stages: int) -> None:
-    parts = cut_evenly(num_layers, min(num_stages, num_layers))
+    parts = part_sizes(num_layers, min(num_stages, num_layers))
     assert sum(parts) == num_layers
     assert max(parts) - min(parts) <= 1
 
