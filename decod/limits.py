@@ -22,6 +22,8 @@ COUNT_MAX = 2**31 - 1
 NUMBER_MAX = 2**63 - 1
 STAGE_INDEX_MAX = 4095
 STAGES_MAX = STAGE_INDEX_MAX + 1
+NUM_BLOCKS_MAX = 99_999
+"""Most blocks of a stage."""
 CAPACITY_MAX = 65536
 DATA_NODE_INDEX_MAX = 65535
 MEMBERS_MAX = 100_000
@@ -167,6 +169,7 @@ NumFlows = Annotated[int, within(0, CAPACITY_MAX)]
 """The largest number of flows or microbatches through one node."""
 SomeFlows = Annotated[int, within(1, CAPACITY_MAX)]
 Index = Annotated[int, within(0, DATA_NODE_INDEX_MAX)]
+NumBlocks = Annotated[int, within(1, NUM_BLOCKS_MAX)]
 DataNodeIndex = Annotated[int, within(-1, DATA_NODE_INDEX_MAX)]
 Duration = Annotated[float, within(0, _FLOAT_MAX, "a finite number of seconds, at least 0")]
 Cost = Annotated[float, within(0, math.inf, "a number of seconds, at least 0")]
@@ -202,6 +205,10 @@ class AtMost:
     """Most entries of a tuple. Every tuple needs one."""
 
     num: int
+
+
+StageBlocks = Annotated[tuple[NumBlocks, ...], AtMost(STAGES_MAX)]
+"""A cut: the number of blocks of each relay stage. None: as the run file says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@
     python scripts/fuzz_sim.py --first 0 --seeds 20000 --jobs 8
     python scripts/fuzz_sim.py --elections         ... whose leaders are struck again and again
     python scripts/fuzz_sim.py --local             ... whose nodes step by themselves (DiLoCo)
+    python scripts/fuzz_sim.py --recuts            ... whose models are cut anew meanwhile
     python scripts/fuzz_sim.py --servers           ... whose stages have servers and clients
     python scripts/fuzz_sim.py --routing gwtf      ... all with this routing
     python scripts/fuzz_sim.py --mutations --seeds 200
@@ -34,7 +35,13 @@ from decod.lab.sim.layouts import with_routing  # noqa: E402
 from decod.protocol.flows.registry import ROUTINGS  # noqa: E402
 from decod.sim.elections import election_storm  # noqa: E402
 from decod.sim.scenario import Scenario  # noqa: E402
-from decod.sim.storm import local_storm, servers_storm, storm_scenario, weather  # noqa: E402
+from decod.sim.storm import (  # noqa: E402
+    local_storm,
+    recut_storm,
+    servers_storm,
+    storm_scenario,
+    weather,
+)
 from tests.support.mutations import MUTATIONS, notice  # noqa: E402
 from tests.support.servers_mutations import SERVERS_MUTATIONS  # noqa: E402
 
@@ -119,6 +126,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--elections", action="store_true", help="strike leaders above all")
     parser.add_argument("--local", action="store_true", help="nodes step by themselves")
+    parser.add_argument("--recuts", action="store_true", help="models are cut anew meanwhile")
     parser.add_argument("--servers", action="store_true", help="stages have servers and clients")
     parser.add_argument("--routing", choices=[*ROUTINGS], help="of all runs, not drawn")
     parser.add_argument(
@@ -138,6 +146,8 @@ def main() -> int:
     drawn: Drawn = election_storm if arguments.elections else storm_scenario
     if arguments.local:
         drawn = local_storm
+    if arguments.recuts:
+        drawn = recut_storm
     if arguments.servers:
         drawn = servers_storm
     if arguments.routing is not None:

@@ -126,15 +126,16 @@ class BaseSupply:
         while self._waiting:
             first = self._waiting[0]
             if isinstance(first.job, Build):
-                await self._fetch_stage(first.job.stage_index)
+                await self._fetch_stage(first.job.stage_index, first.job.blocks)
             self._waiting.popleft()
             first.submit().add_done_callback(partial(_hand_on, first.answer))
 
     # --- from others --------------------------------------------------------------------------
 
-    async def _fetch_stage(self, stage_index: int) -> None:
+    async def _fetch_stage(self, stage_index: int, blocks: Sequence[int]) -> None:
         """Wait until all parts of a stage are on this host."""
-        missing = [part for part in parts_of(self._run, stage_index) if not await self._has(part)]
+        parts = parts_of(self._run, stage_index, blocks)
+        missing = [part for part in parts if not await self._has(part)]
         if not missing:
             return
         self._note("base.fetching", num_parts=len(missing), stage=stage_index)
@@ -182,7 +183,8 @@ class BaseSupply:
         facts = self._core.driver.facts
         view = facts.view
         stages = range(self._run.stages.num_relay_stages + 1)
-        holding = [stage for stage in stages if part in parts_of(self._run, stage)]
+        blocks = view.blocks
+        holding = [stage for stage in stages if part in parts_of(self._run, stage, blocks)]
         here = [member for member in view.members if member.stage_index in holding]
         data = [member for member in view.members if member.role is Role.DATA]
         ordered = [member.node_id for member in (*facts.donors, *here, *data)] + [view.leader]

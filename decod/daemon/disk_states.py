@@ -22,6 +22,7 @@ from typing_extensions import override
 from decod.daemon.run_facts import RunPart
 from decod.driver.driver import ServedState
 from decod.errors import CheckpointError, DecodError
+from decod.limits import StageBlocks
 from decod.net.donor import StateBlob, StateRequest
 from decod.net.net_limits import Limits
 from decod.protocol.core.effects import FetchState, MirrorState
@@ -36,6 +37,7 @@ from decod.train.checkpoint.description import (
     cut,
     described_hash,
     parse_description,
+    part_of,
 )
 from decod.train.checkpoint.entries import StateBytes, state_tensors, weight_tensors
 from decod.train.checkpoint.initial_state import InitialState, from_checkpoint, from_folder
@@ -46,6 +48,7 @@ from decod.train.checkpoint.stage_states import (
     KEPT_PER_STAGE,
     KeptState,
     StateStore,
+    no_names,
     state_of_checkpoint,
 )
 from decod.train.checkpoint.store import (
@@ -406,7 +409,11 @@ class DiskStates:
 
     async def _mirror(self, effect: MirrorState) -> None:
         wanted = FetchState(
-            effect.donors, effect.stage_index, effect.iteration, effect.parameter_hash
+            effect.donors,
+            effect.stage_index,
+            effect.iteration,
+            effect.parameter_hash,
+            blocks=effect.blocks,
         )
         await self.searched()
         store, stage = self._store, effect.stage_index
@@ -431,9 +438,19 @@ class DiskStates:
         state = await self._state(request.stage_index, request.iteration)
         if state is None or not request.with_optimizer:
             return None
+        if not self._is_of(state, request.blocks):
+            return None
         return StateBlob(
             manifest=state.description.text, read=partial(self._read, state), release=_nothing
         )
+
+    def _is_of(self, state: KeptState, blocks: StageBlocks) -> bool:
+        """Whether a state is that of its stage in a cut."""
+        names = self._store.names
+        if names is no_names:
+            return True
+        found = {entry.name for entry in state.description.entries}
+        return found == set(names(state.stage_index, blocks))
 
     async def _state(self, stage_index: int, iteration: int) -> KeptState | None:
         kept = self._kept.get((stage_index, iteration))
@@ -531,14 +548,23 @@ class DiskStates:
     ) -> str | None:
         """Read a state from this host's disk; see `StateDisk`."""
         state = await self._state(wanted.stage_index, wanted.iteration)
-        if state is None:
+        if state is None or not self._is_of(state, wanted.blocks):
             return None
-        buffer = allocate(state.description.num_bytes)
+        whole = state.description
+        found = state.parameter_hash or described_hash(whole.entries)
+        if wanted.part is not None and wanted.parameter_hash not in ("", found):
+            return None
+        description = whole
+        if wanted.part is not None:
+            names = self._store.names(wanted.part.stage_index, wanted.part.blocks)
+            description = part_of(whole, names)
+        buffer = allocate(description.num_bytes)
         if buffer is None:
             return None
-        for chunk in state.description.chunks:
+        for chunk in description.chunks:
+            offset = whole.chunks[chunk.index].offset
             try:
-                piece = await self._read(state, chunk.offset, chunk.num_bytes)
+                piece = await self._read(state, offset, chunk.num_bytes)
             except CheckpointError as error:
                 if (wanted.stage_index, wanted.iteration) not in self._kept:
                     self._failed(wanted.stage_index, wanted.iteration, str(error))
@@ -548,11 +574,9 @@ class DiskStates:
             except OSError as error:
                 self._failed(wanted.stage_index, wanted.iteration, why_of(error))
                 return None
-        # Of a checkpoint's state it is not known in advance. All tensors have been read for it.
-        found = state.parameter_hash or described_hash(state.description.entries)
         if wanted.parameter_hash not in ("", found):
             return None
-        return state.description.text
+        return description.text
 
 
 class _Mirror(QuietSink):

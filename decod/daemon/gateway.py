@@ -534,7 +534,10 @@ class Gateway:
                 self._tell_failed(request.stage_index, found)
             return found
         served = await self._driver.request_state(
-            request.stage_index, request.iteration, with_optimizer=request.with_optimizer
+            request.stage_index,
+            request.iteration,
+            with_optimizer=request.with_optimizer,
+            blocks=request.blocks,
         )
         return served if isinstance(served, str) else _blob_of(served)
 
@@ -627,6 +630,8 @@ class Gateway:
         request = self._request(wanted, with_optimizer=with_optimizer and wanted.with_optimizer)
         # Rounded parameters can't be compared with the hash of those that are stepped.
         checked = request.with_optimizer or not self._sizes.rounded
+        part = wanted.part
+        names = None if part is None else self._sizes.names(part.stage_index, part.blocks)
         fetched = await download(
             request,
             donors,
@@ -634,6 +639,7 @@ class Gateway:
             self._membership.tls,
             DownloadTerms(
                 wanted_hash=wanted.parameter_hash if checked else "",
+                names=names,
                 size_bytes=self._sizes.state_bytes,
                 limits=limits,
                 pace=self.intake,
@@ -705,6 +711,7 @@ class Gateway:
             stage_index=wanted.stage_index,
             iteration=wanted.iteration,
             with_optimizer=with_optimizer,
+            blocks=wanted.blocks,
         )
 
 

@@ -42,6 +42,7 @@ from decod.daemon.run_facts import (
     facts_of,
     num_nodes_least,
     sizes_of,
+    stage_names,
     tensor_sizes,
 )
 from decod.daemon.status import (
@@ -249,7 +250,11 @@ class PipelineNode(Node):
             post=self.core.post,
             note=self.note,
             fetch=self.gateway.fetch_state,
-            store=StateStore(folder.with_name("states"), room=self.disk_room),
+            store=StateStore(
+                folder.with_name("states"),
+                room=self.disk_room,
+                names=partial(stage_names, self.part.run),
+            ),
             stored=None if store is None or start == "seed" else StoredChunks(store, start),
         )
 

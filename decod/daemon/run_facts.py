@@ -2,7 +2,9 @@
 
 import hashlib
 import secrets
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from decod.clocks import wall_clock
@@ -28,6 +30,7 @@ from decod.train.checkpoint.base import BaseSource, split_hashes
 from decod.train.checkpoint.entries import size_bytes_of, state_tensors
 from decod.train.checkpoint.initial_state import ChunkHashes
 from decod.train.checkpoint.places import Folder
+from decod.train.checkpoint.stage_states import StageNames, no_names
 
 # --- the run's clock -----------------------------------------------------------------------------
 # The wall clock by which a node's part of the DHT goes: its leader's, as far as it knows.
@@ -184,6 +187,18 @@ class TensorSizes:
     """Parameters travel rounded, where they go without the optimizer's state."""
     proven: bool = False
     """What travels from stage to stage has proofs, since work is audited."""
+    names: StageNames = no_names
+    """Returns the names of a stage's tensors."""
+
+
+def stage_names(run: RunConfig, stage_index: int, blocks: Sequence[int]) -> Collection[str]:
+    """Return the names of all tensors of a stage's state, in a cut as of `RunConfig.with_blocks`.
+
+    None if there is no such stage, or the model can't be cut like this.
+    """
+    if not run.allows(blocks) or stage_index > run.stages.num_relay_stages:
+        return ()
+    return state_tensors(run.with_blocks(blocks), stage_index).keys()
 
 
 def tensor_sizes(run: RunConfig) -> TensorSizes:
@@ -196,4 +211,5 @@ def tensor_sizes(run: RunConfig) -> TensorSizes:
         state_bytes=largest_state_bytes(run),
         rounded=run.rounded,
         proven=run.audited,
+        names=partial(stage_names, run),
     )

@@ -300,7 +300,10 @@ class _Collection:
             served = await self._driver.run_copy(Snapshot(with_optimizer))
         else:
             served = await self._driver.request_state(
-                0, self._iteration, with_optimizer=with_optimizer
+                0,
+                self._iteration,
+                with_optimizer=with_optimizer,
+                blocks=self._view.blocks,
             )
         if isinstance(served, str):
             raise _not_there(0, served)
@@ -312,7 +315,7 @@ class _Collection:
         return StageSnapshot(parse_description(served.manifest), served.data)
 
     async def _own_kept(self, iteration: int) -> StageSnapshot:
-        wanted = FetchState((), 0, iteration, self._hashes.get(0, ""))
+        wanted = FetchState((), 0, iteration, self._hashes.get(0, ""), blocks=self._view.blocks)
         text = await self._sources.load(wanted, self._allocate_own)
         if text is None:
             raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
@@ -339,7 +342,7 @@ class _Collection:
             self._copied(stage)
 
         for member in parts.writers(stage, self._view.roster(stage)):
-            wanted = FetchState((member,), stage, self._iteration, hash_)
+            wanted = FetchState((member,), stage, self._iteration, hash_, blocks=self._view.blocks)
             try:
                 description = await self._sources.write_part(wanted, self._folder, described)
                 await parts.written(self._folder, stage, description)
@@ -355,7 +358,9 @@ class _Collection:
         for member in self._view.roster(stage):
             # Ask one member at a time: each one copies its state, which takes time and memory.
             hash_ = self._hashes.get(stage, "")
-            wanted = FetchState((member.node_id,), stage, self._iteration, hash_)
+            wanted = FetchState(
+                (member.node_id,), stage, self._iteration, hash_, blocks=self._view.blocks
+            )
             sink = _Sink(stage, self._destination, lambda: self._copied(stage))
             try:
                 text = await self._sources.fetch(wanted, sink, with_optimizer=self._with_optimizer)
@@ -375,7 +380,11 @@ def _hashes(leading: LeaderFacts, iteration: int) -> dict[int, str]:
     """
     if leading.origin is not None:
         return {}  # No commit since the rollback: a stage may have been mixed from its neighbours.
-    found = (dict(mark.hashes) for mark in leading.marks if mark.iteration == iteration)
+    found = (
+        dict(mark.hashes)
+        for mark in leading.marks
+        if mark.iteration == iteration and mark.blocks == leading.view.blocks
+    )
     return next(found, {})
 
 

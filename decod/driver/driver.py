@@ -22,6 +22,7 @@ from decod.driver.compute import (
 )
 from decod.driver.machine_driver import STOPPED, MachineDriver, MessageTransport
 from decod.ids import NodeId
+from decod.limits import StageBlocks
 from decod.protocol.core import effects as fx
 from decod.protocol.core import events as ev
 from decod.protocol.core import jobs
@@ -387,7 +388,12 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect, Transport]):
         return None if isinstance(region, str) else region
 
     async def request_state(
-        self, stage_index: int, iteration: int, *, with_optimizer: bool
+        self,
+        stage_index: int,
+        iteration: int,
+        *,
+        with_optimizer: bool,
+        blocks: StageBlocks = (),
     ) -> ServedState | str:
         """Return a copy of this stage's state, or why there is none.
 
@@ -396,7 +402,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect, Transport]):
         if self.stopped.done():
             return STOPPED
         request_id, answer = self._requests.open()
-        self.post(ev.StateRequested(request_id, stage_index, iteration, with_optimizer))
+        self.post(ev.StateRequested(request_id, stage_index, iteration, with_optimizer, blocks))
         return await taken(answer)
 
     async def run_copy(self, job: jobs.Snapshot) -> ServedState | str:
@@ -548,9 +554,11 @@ async def fetched_state(
         found = sink.regions.pop() if text and sink.regions else None
         for region in sink.regions:
             region.release()
+    place = (wanted.stage_index, wanted.iteration)
+    cut = (wanted.blocks, wanted.part)
     if found is None:
-        return ev.StateFetchFailed(wanted.stage_index, wanted.iteration, reason)
-    return ev.StateFetched(wanted.stage_index, wanted.iteration, text, driver.keep(found))
+        return ev.StateFetchFailed(*place, reason, *cut)
+    return ev.StateFetched(*place, text, driver.keep(found), *cut)
 
 
 async def _read(driver: NodeDriver, disk: StateDisk, wanted: fx.FetchState, sink: _Sink) -> str:

@@ -233,6 +233,7 @@ _SPECS = (
         " {reason}",
         _W,
     ),
+    EventSpec("stage.recut", "stage {stage} has blocks {blocks} after iteration {iteration}"),
     EventSpec("return.failed", "{peer} can't go back, and all are asked again: {reason}", _W),
     EventSpec(
         "state.differs",
@@ -444,6 +445,12 @@ _SPECS = (
         "stage {stage} is rebuilt ({source}): {num_repeated} iterations repeated, {duration_s} s",
         _W,
     ),
+    EventSpec(
+        "run.recut",
+        "the model is cut anew after iteration {iteration}: its stages have {blocks} blocks,"
+        " {duration_s} s",
+    ),
+    EventSpec("recut.failed", "the model is not cut anew: {reason}", _W),
     EventSpec(
         "quorum.lost",
         "NO QUORUM: {num_gone} of {num_total} members are gone, and training waits for some",

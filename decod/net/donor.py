@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from decod.clocks import Stopwatch
 from decod.errors import CheckpointError
 from decod.ids import NodeId, RunId
+from decod.limits import StageBlocks
 from decod.net.door import Context, require_caller
 from decod.net.net_limits import Limits
 from decod.net.rate_caps import Lane, Pace
@@ -23,8 +24,8 @@ from decod.train.checkpoint.entries import StateBytes
 from decod.wire import codec, validate
 from decod.wire.v1 import state_pb2
 
-StateKey = tuple[int, int, bool, str]
-"""Stage, iteration, whether with the optimizer's state, and the hash of the past."""
+StateKey = tuple[int, int, bool, str, StageBlocks]
+"""Stage, iteration, whether with the optimizer's state, the hash of the past, and the cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +41,14 @@ class StateRequest:
     """The id of the state in a collaborative run: a hash of all that has led to it."""
     base_hash: str = ""
     """Of a part of the weights that the run does not train, which is wanted instead of a state."""
+    blocks: StageBlocks = ()
+    """The cut that the stage is of."""
 
     @property
     def key(self) -> StateKey:
         """The copy that is asked for, whoever asks."""
         known = self.past_hash or self.base_hash
-        return self.stage_index, self.iteration, self.with_optimizer, known
+        return self.stage_index, self.iteration, self.with_optimizer, known, self.blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +149,7 @@ class StateDonor:
             with_optimizer=request.with_optimizer,
             past_hash=validate.known_sha256("past_hash", request.past_hash),
             base_hash=validate.known_sha256("base_hash", request.base_hash),
+            blocks=validate.stage_blocks("blocks", request.blocks),
         )
         answer: Description | str = "this node belongs to another run"
         if self._is_ours(checked.run_id, context):

@@ -16,7 +16,7 @@ both are kept.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -41,8 +41,10 @@ from decod.train.checkpoint.description import (
     Description,
     StateSink,
     Transfer,
+    described_hash,
     parameter_hash,
     parse_description,
+    part_of,
     unlike_hash,
 )
 from decod.train.checkpoint.entries import StateBytes
@@ -183,7 +185,10 @@ class Assembly:
         limit = max(limit, CHUNK_SIZE_BYTES)
         stop = first
         total = 0
+        ahead = self.chunks[first].index - first
         while stop < len(self.chunks) and stop not in claimed and not self._arrived[stop]:
+            if self.chunks[stop].index - stop != ahead:
+                break  # The donor has something else in between.
             total += self.chunks[stop].num_bytes
             if total > limit and stop > first:
                 break
@@ -256,6 +261,8 @@ class DownloadTerms:
 
     wanted_hash: str = ""
     """Hash that the parameters must have; empty if it is not known."""
+    names: Collection[str] | None = None
+    """The tensors that are wanted. None: all of the state."""
     size_bytes: int = 0
     """The size of the state, or a little more: donors get time to copy so much."""
     limits: Limits = LIMITS
@@ -308,12 +315,16 @@ class _Download:
         self._sink = sink
         self._shown = shown
         self._wanted_hash = terms.wanted_hash
+        self._names = terms.names
         self._size_bytes = terms.size_bytes
         self._limits = terms.limits
         self._pace = terms.pace
         self._transfer = Transfer(request.stage_index, request.iteration)
         self._channels: dict[NodeId, grpc.aio.Channel] = {}
         self._described: dict[NodeId, Description] = {}
+        """What is wanted of each donor's state."""
+        self._state_ids: dict[NodeId, str] = {}
+        """By which the donors know their states."""
         self._tried: set[str] = set()
         self._failures: Counter[NodeId] = Counter()
         """Consecutive failures of each donor."""
@@ -401,11 +412,14 @@ class _Download:
             with_optimizer=request.with_optimizer,
             past_hash=request.past_hash,
             base_hash=request.base_hash,
+            blocks=request.blocks,
         )
         try:
             timeout_s = self._limits.describe_timeout_s(self._size_bytes)
             answer = await self._unary(node, "Describe", wire_request, timeout_s=timeout_s)
-            self._described[node] = self._checked(codec.parse(state_pb2.DescribeResponse, answer))
+            whole = self._checked(codec.parse(state_pb2.DescribeResponse, answer))
+            self._state_ids[node] = whole.id
+            self._described[node] = self._part(whole)
         except DecodError as error:
             self._leave(node, _text(error))
             return False
@@ -427,8 +441,16 @@ class _Download:
         validate.integer(0, self._limits.tensor_size_max_bytes)("num_bytes", description.num_bytes)
         return description
 
+    def _part(self, whole: Description) -> Description:
+        """Return what is wanted of a state. That of a part is compared with the hash at once."""
+        if self._names is None:
+            return whole
+        if self._wanted_hash not in ("", described_hash(whole.entries)):
+            raise unlike_hash(self._request.stage_index, self._request.iteration)
+        return part_of(whole, self._names)
+
     async def _is_wanted(self, description: Description, buffer: StateBytes) -> bool:
-        if not self._wanted_hash:
+        if not self._wanted_hash or self._names is not None:
             return True
         with self._own_disk():
             found = await to_its_end(lambda: parameter_hash(description.entries, buffer))
@@ -583,8 +605,8 @@ class _Download:
         wire_request = state_pb2.FetchRequest(
             run_id=self._request.run_id,
             sender_id=self._request.sender,
-            state_id=self._described[node].id,
-            first_chunk=run.first,
+            state_id=self._state_ids[node],
+            first_chunk=assembly.chunks[run.first].index,
             num_chunks=len(run.indices),
         )
         call = self._channel(node).unary_stream(
@@ -669,7 +691,7 @@ class _Download:
         request = state_pb2.ReleaseRequest(
             run_id=self._request.run_id,
             sender_id=self._request.sender,
-            state_id=self._described[node].id,
+            state_id=self._state_ids[node],
         )
         await self._unary(node, "Release", request, timeout_s=_RELEASE_S)
 

@@ -54,6 +54,7 @@ from decod.protocol.core.events import (
     LinkMeasured,
     PauseRequested,
     Received,
+    RecutRequested,
     SendFailed,
     StateFetched,
     StateFetchFailed,
@@ -121,6 +122,15 @@ def in_step(context: Context, strategy: Strategy, decision: messages.Open) -> bo
         level = dict(decision.hashes).get(context.member.stage_index, own) == own
         voted = voted and told == (view.term, view.version) and level
     return anchor == strategy.copy.stage.iteration or voted
+
+
+def can_cut(run: RunConfig, decision: messages.Open) -> bool:
+    """Return whether the model can be cut as a decision says."""
+    opening = decision.opening
+    cuts = {opening.view.blocks, *(mark.blocks for mark in opening.marks)}
+    if opening.origin is not None:
+        cuts.add(opening.origin.blocks)
+    return all(run.allows(blocks) for blocks in cuts)
 
 
 def superseded(view: View) -> Stop:
@@ -381,6 +391,9 @@ class NodeMachine:
                 leader = self.leader
                 if leader:
                     leader.block_commits(now_s, blocked=blocked)
+            case RecutRequested(blocks):
+                if self.leader:
+                    self.leader.recut(blocks)
 
     def _overdue(self, now_s: float) -> list[Effect]:
         """Let one machine after the other act, each in the iteration that the one before has
@@ -469,7 +482,7 @@ class NodeMachine:
         if (told.opening.view.term, told.opening.iteration) <= here:
             return
         message = self._views.take(received)
-        if not isinstance(message, messages.Open):
+        if not isinstance(message, messages.Open) or not can_cut(self.context.run, message):
             return
         opening = message.opening
         if node_id in opening.view:
@@ -514,7 +527,7 @@ class NodeMachine:
         if word.view.term != context.view.term or word.view.version <= context.view.version:
             return
         message = self._views.take(received)
-        if not isinstance(message, messages.Mend):
+        if not isinstance(message, messages.Mend) or word.view.blocks != context.view.blocks:
             return
         view = message.view
         if self.identity.node_id not in view:

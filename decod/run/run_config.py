@@ -4,14 +4,15 @@ The run file, the core, the trainer and the simulator take them in this form.
 """
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from decod.errors import ConfigError
 from decod.run.adapter_config import AdapterConfig, AdapterKind
 from decod.run.model_config import ModelConfig, ModelDtype
 from decod.run.protocol_config import NO_AUDITS, AuditConfig, ProtocolConfig
-from decod.run.stages_config import StagesConfig
+from decod.run.stages_config import StagesConfig, blocks_text, stage_blocks
 from decod.run.training_config import (
     ActivationsConfig,
     BatchConfig,
@@ -88,6 +89,31 @@ class RunConfig:
                 why="it is a count, and no run reaches 2^40",
                 fix="give 0 to go on until stopped, or the number of iterations",
             )
+
+    def with_blocks(self, blocks: Sequence[int]) -> "RunConfig":
+        """Return the run with another cut.
+
+        Args:
+            blocks: The number of blocks of each relay stage. None: as this run is cut.
+        """
+        if not blocks:
+            return self
+        return replace(self, stages=replace(self.stages, blocks=blocks_text(blocks)))
+
+    def stage_blocks(self, blocks: Sequence[int] = ()) -> tuple[range, ...]:
+        """Return the blocks of every stage, stage 0 first, in a cut as of `with_blocks`.
+
+        Raises:
+            ConfigError: The model can't be cut like this.
+        """
+        return stage_blocks(self.model, self.with_blocks(blocks).stages)
+
+    def allows(self, blocks: Sequence[int]) -> bool:
+        """Return whether the model can be cut like this."""
+        try:
+            return not blocks or bool(self.stage_blocks(blocks))
+        except ConfigError:
+            return False
 
     @property
     def trains_all(self) -> bool:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from decod.errors import ConfigError
@@ -20,7 +21,11 @@ from decod.sim.scenario import (
 from decod.sim.simulation import Result, Simulation
 from decod.sim.storm import servers_storm, storm_scenario
 
-_STORMS = {"storm": storm_scenario, "elections": election_storm, "servers_storm": servers_storm}
+_STORMS: dict[str, Callable[[int], Scenario]] = {
+    "storm": storm_scenario,
+    "elections": election_storm,
+    "servers_storm": servers_storm,
+}
 """Options that take the seed of a run in bad weather, and what draws it."""
 
 

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from decod.ids import MicrobatchId
+from decod.limits import StageBlocks
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
+from decod.protocol.core.era import StagePart
 from decod.protocol.core.jobs import Snapshot
 
 
@@ -27,6 +29,10 @@ class SimulatedState:
     weights: str = ""
     pending: str = ""
     """Of a whole state where steps are late: the parameters, and what the next step comes from."""
+    blocks: StageBlocks = ()
+    """The cut that the stage is of."""
+    part: StagePart | None = None
+    """It is no more than this of the stage."""
 
 
 def manifest_of(blob: SimulatedState) -> str:
@@ -39,6 +45,8 @@ def manifest_of(blob: SimulatedState) -> str:
             "with_optimizer": blob.with_optimizer,
             "weights": blob.weights,
             "pending": blob.pending,
+            "blocks": blob.blocks,
+            "part": None if blob.part is None else [blob.part.blocks, blob.part.stage_index],
         }
     )
 

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from itertools import product
+from itertools import combinations, pairwise, product
 
 from decod.protocol.core import events as ev
 from decod.protocol.core.effects import StopReason
 from decod.sim.audited_work import SimulatedWitness
 from decod.sim.core import ends_run, place_of, stage_peers, with_ban
+from decod.sim.kernel import seeded
 from decod.sim.scenario import Churn, Cut, FaultKind, HostFault, Instants, Scenario
 from decod.sim.simulated_host import SimHost, World
 
@@ -51,6 +52,7 @@ class Injection:
         start: Callable[[SimHost], None],
     ) -> None:
         self.num_coming = len(hosts)
+        self._run = scenario.run
         self._instants = Instants(scenario.churn)
         self._num_slow: Counter[str] = Counter()
         """Number of reasons for which each host is slow now. Several do not add up."""
@@ -61,6 +63,7 @@ class Injection:
             FaultKind.DOZE: self._doze,
             FaultKind.STALL: self._stall,
             FaultKind.CLOCK: self._stop_clock,
+            FaultKind.RECUT: self._recut,
             FaultKind.STAGE: self._stage,
             FaultKind.RESTART: self._restart,
             FaultKind.COMPUTE: self._compute,
@@ -207,6 +210,17 @@ class Injection:
                 other.deliver(ev.BansMade(bans))
                 return True
         return False
+
+    def _recut(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Once.
+        run = self._run
+        sizes = [len(blocks) for blocks in run.stage_blocks()[1:]]
+        rng = seeded(run.seed, f"recut {self._world.kernel.now_s}")
+        cuts = [
+            tuple(end - begin for begin, end in pairwise((0, *ends, sum(sizes))))
+            for ends in combinations(range(1, sum(sizes)), len(sizes) - 1)
+        ]
+        for other in filter(_leads, self._hosts.values()):
+            other.deliver(ev.RecutRequested(rng.choice(cuts)))
 
     def _pause(self, host: SimHost, duration_s: float) -> None:
         host.deliver(ev.PauseRequested(paused=True))

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from decod.ids import FlowId, Iteration, NodeId
+from decod.limits import StageBlocks
 from decod.protocol.core import messages as msg
 from decod.protocol.core.era import Source
 from decod.protocol.core.events import Event, JobFinished, Received, TensorSent
@@ -158,7 +159,10 @@ class Checker:
         self.num_iterations = 0
         """Number of iterations that at least one node has committed."""
         self._made_up: set[int] = set()
-        """Eras that began with weights made from neighbouring stages, and all later eras."""
+        """Eras that began with weights made from neighbouring stages, or with another cut, and all
+        later eras."""
+        self._cuts: dict[int, StageBlocks] = {}
+        """The cut of each era."""
         self._bases: dict[int, int] = {}
         """The iteration that each era began with."""
         self._iterations: dict[tuple[int, int], _Committed] = {}
@@ -459,7 +463,10 @@ class Checker:
         if origin is None:
             return
         self._bases[era] = opening.committed.number
-        if origin.source is Source.NEIGHBOURS or era - 1 in self._made_up:
+        # What hashes of another cut hash to has not been before.
+        recut = opening.view.blocks != self._cuts.get(era - 1, ())
+        self._cuts[era] = opening.view.blocks
+        if origin.source is Source.NEIGHBOURS or recut or era - 1 in self._made_up:
             self._made_up.add(era)
 
     def _check_loss(self, host: SimHost, message: msg.Open) -> None:

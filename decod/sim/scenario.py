@@ -152,6 +152,8 @@ class FaultKind(StrEnum):
     """The operator asks the node to leave."""
     BAN = "ban"
     """The leader's operator bans the node, and lifts the ban after a while. Then it joins again."""
+    RECUT = "recut"
+    """The leader's operator has the model cut anew, whoever leads."""
     STAGE = "stage"
     """The process crashes, and so do those of all other members of its stage."""
     FLIP = "flip"

@@ -12,16 +12,18 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
 from decod.ids import MicrobatchId
+from decod.limits import StageBlocks
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.job_codec import methods_of, runs
 from decod.protocol.core.jobs import AverageKind, Job, JobResult
+from decod.protocol.state.rollback import same_stage, stages_with
 from decod.run.run_config import RunConfig
 from decod.sim.audited_work import SimulatedWitness
 from decod.sim.averages import (
@@ -110,6 +112,7 @@ class StageModel:
         self._late = LateSteps()
         self._source = next(_SOURCES)
         self.stage_index = -1
+        self.blocks: StageBlocks = ()
         self.iteration = self.anchor = 0
         """The last committed iteration, and the last with an average."""
         self.learnt = [Counter[MicrobatchId]() for _ in range(run.sync.fragments)]
@@ -140,6 +143,17 @@ class StageModel:
         outcome: JobOutcome = self._methods[type(job)](job, inputs)
         return outcome
 
+    def same(self, theirs: StageBlocks, own: StageBlocks, stage_index: int) -> bool:
+        """Return whether a stage has the same blocks in two cuts."""
+        return same_stage(self._run, theirs, own, stage_index)
+
+    @property
+    def _place(self) -> str:
+        """The stage, whatever the cut that it is of."""
+        index = self.stage_index
+        same = self.same((), self.blocks, index)
+        return str(index if same else self._run.stage_blocks(self.blocks)[index])
+
     # --- state --------------------------------------------------------------------------------
 
     def flip(self) -> None:
@@ -153,8 +167,9 @@ class StageModel:
             raise MisuseError(f"stage {job.stage_index} of {self._num_stages} stages")
         self._forget()
         self.stage_index = job.stage_index
+        self.blocks = job.blocks
         self._begin_at(0)
-        self.parameter_hash = _sha256(f"seed {self._run.seed} stage {job.stage_index}")
+        self.parameter_hash = _sha256(f"seed {self._run.seed} stage {self._place}")
         self._late.begin(self.parameter_hash)
         return JobOutcome(jobs.Built(self.parameter_hash))
 
@@ -164,16 +179,19 @@ class StageModel:
         if self.is_client:
             raise MisuseError(f"{job}: a client has nothing to give")
         place = self.stage_index, self.anchor, self.parameter_hash
-        blob = SimulatedState(*place, job.with_optimizer)
+        blob = SimulatedState(*place, job.with_optimizer, blocks=self.blocks)
         blob = self._late.snapshot(job, blob) if self._run.delay else blob
         return JobOutcome(jobs.SnapshotTaken(blob.iteration, manifest_of(blob)), (blob,))
 
     @runs(jobs.Load)
     def _load(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
+        if len(inputs) > 1 or (isinstance(inputs[0], SimulatedState) and inputs[0].part):
+            return self._load_parts(job, inputs)
         blob = _only(job, inputs, SimulatedState)
-        if manifest_of(blob) != job.manifest or blob.iteration != job.iteration:
+        if (manifest_of(blob),) != job.manifests or blob.iteration != job.iteration:
             raise MisuseError(f"{job} with the blob {blob}")
-        if blob.stage_index != self.stage_index:
+        same = self.same(blob.blocks, self.blocks, self.stage_index)
+        if blob.stage_index != self.stage_index or not same:
             raise MisuseError(f"{job} at stage {self.stage_index} with the blob {blob}")
         if not (blob.with_optimizer or self.is_client):
             raise MisuseError(f"{job} with parameters only")
@@ -181,6 +199,32 @@ class StageModel:
         self._begin_at(blob.iteration)
         self.parameter_hash = blob.parameter_hash
         self._late.begin(blob.weights, blob.pending)
+        return JobOutcome(jobs.Built(self.parameter_hash))
+
+    def _load_parts(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
+        """Put the stage together from what stages of another cut had of it."""
+        blobs = [blob for blob in inputs if isinstance(blob, SimulatedState)]
+        own = (self.blocks, self.stage_index)
+        part = blobs[0].part
+        if tuple(map(manifest_of, blobs)) != job.manifests or part is None:
+            raise MisuseError(f"{job} with {inputs}")
+        if any(b.part != part or b.iteration != job.iteration for b in blobs):
+            raise MisuseError(f"{job} at stage {self.stage_index} with {inputs}")
+        if part.stage_index != self.stage_index or not self.same(part.blocks, *own):
+            raise MisuseError(f"{job} at stage {own} with {inputs}")
+        stages = [blob.stage_index for blob in blobs]
+        if stages != stages_with(self._run, blobs[0].blocks, self.blocks, self.stage_index):
+            raise MisuseError(f"{job} of stages {stages} at stage {self.stage_index}")
+        self._forget()
+        self._begin_at(job.iteration)
+
+        def joined(values: Iterable[str]) -> str:
+            return _sha256(" ".join(("part", self._place, *values)))
+
+        self.parameter_hash = joined(blob.parameter_hash for blob in blobs)
+        if self._run.delay:
+            weights = joined(blob.weights for blob in blobs)
+            self._late.begin(weights, joined(blob.pending for blob in blobs))
         return JobOutcome(jobs.Built(self.parameter_hash))
 
     @runs(jobs.ReturnToAnchor)

@@ -183,7 +183,10 @@ class _Fetch:
         """Take in a state that has arrived in full."""
         wanted = self.wanted
         assert isinstance(content, SimulatedState)
-        if wanted.parameter_hash not in ("", content.parameter_hash):
+        compute = self.asker.compute
+        if not compute.same(content.blocks, wanted.blocks, wanted.stage_index):
+            self.fail("it is a stage of another cut")
+        elif wanted.parameter_hash not in ("", content.parameter_hash):
             self.fail("it is not the state that was committed")
         elif self.take():
             self.asker.states.arrived(wanted, content)
@@ -291,9 +294,12 @@ class States:
         host = self._host
         life = self._host.life
         if isinstance(wanted, fx.FetchState):
+            blob = replace(blob, part=wanted.part)
             tensor = host.tensors.add(blob)
             manifest = manifest_of(blob)
-            host.deliver(ev.StateFetched(blob.stage_index, blob.iteration, manifest, tensor))
+            place = (blob.stage_index, blob.iteration)
+            cut = (wanted.blocks, wanted.part)
+            host.deliver(ev.StateFetched(*place, manifest, tensor, *cut))
             return
         size_bytes = host.profile.num_bytes(blob)
         failed = partial(self._unkept, blob.stage_index, blob.iteration, _FULL)
@@ -318,7 +324,9 @@ class States:
             self._mirrored()
             return
         if num_asked >= len(wanted.donors):
-            failed = ev.StateFetchFailed(wanted.stage_index, wanted.iteration, reason)
+            assert isinstance(wanted, fx.FetchState)
+            cut = (wanted.blocks, wanted.part)
+            failed = ev.StateFetchFailed(wanted.stage_index, wanted.iteration, reason, *cut)
             self._host.deliver(failed)
             return
         fetch = _Fetch(self._host, self._host.life, wanted, num_asked)
@@ -358,7 +366,11 @@ class States:
         iteration = fetch.wanted.iteration
         wanted = fetch.wanted
         whole = wanted.with_optimizer if isinstance(wanted, fx.FetchState) else True
-        self._host.deliver(ev.StateRequested(request_id, stage, iteration, with_optimizer=whole))
+        self._host.deliver(
+            ev.StateRequested(
+                request_id, stage, iteration, with_optimizer=whole, blocks=wanted.blocks
+            )
+        )
 
     def serve(self, effect: fx.ServeState) -> None:
         """Send a copy to every asker. The host holds the state until all have it."""
@@ -403,26 +415,34 @@ class States:
     def refuse(self, effect: fx.RefuseState) -> None:
         """Look on the disk for an asker that the machine has nothing for."""
         fetch = self._asked_for(effect.request_id)
-        del self._asked[effect.request_id]
-        self._give_kept(fetch, effect.reason)
-
-    def _give_kept(self, fetch: _Fetch, reason: str) -> None:
-        """Send a state from the disk, or refuse if it is not there."""
         wanted = fetch.wanted
         blob = self._on_disk((wanted.stage_index, wanted.iteration))
-        answer = partial(fetch.fail, reason) if blob is None else partial(fetch.succeed, blob)
-        transfer = InFlight(
+        refusal = InFlight(
             sender=self._host,
             receiver=fetch.asker,
-            size_bytes=0 if blob is None else self._host.profile.num_bytes(blob),
-            delivered=answer,
+            size_bytes=0,
+            delivered=partial(fetch.fail, effect.reason),
             sent=None,
             failed=fetch.fail,
         )
         if blob is None:
-            self._network.send_control(transfer)
-        else:
-            self._stream(transfer)
+            del self._asked[effect.request_id]
+            self._network.send_control(refusal)
+            return
+        ended = partial(self._given, self._host.life, effect.request_id)
+        self._stream(
+            replace(
+                refusal,
+                size_bytes=self._host.profile.num_bytes(blob),
+                delivered=partial(fetch.succeed, blob),
+                sent=ended,
+                failed=partial(_in_turn, ended, fetch.fail),
+            )
+        )
+
+    def _given(self, life: int, request_id: int, _how: object) -> None:
+        if life == self._host.life:
+            del self._asked[request_id]
 
     def _asked_for(self, request_id: int) -> _Fetch:
         fetch = self._asked.get(request_id)

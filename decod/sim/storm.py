@@ -98,6 +98,8 @@ def weather(
         tally["iterations mended"] += record.counts["iteration.mended"]
         tally["iterations repeated"] += record.counts["iteration.aborted"]
         tally["leaders elected"] += record.counts["leader.elected"]
+        tally["cut anew"] += record.counts["run.recut"]
+        tally["not cut anew"] += record.counts["recut.failed"]
         aborted = record.of("iteration.aborted")
         if uneven := next((line for line in aborted if " folded " in line), ""):
             replay = simulation.scenario.command()
@@ -138,14 +140,34 @@ def _shown(trace: list[str]) -> str:
     return "\n".join(line[:160] for line in lines[-_SHOWN_MAX:])
 
 
-def honest_storm(seed: int) -> Scenario:
+def honest_storm(seed: int, *, num_stages: int | None = None) -> Scenario:
     """Return a storm as `storm_scenario` does, in which nobody lies and nothing is audited."""
-    scenario = storm_scenario(seed)
+    scenario = storm_scenario(seed, num_stages=num_stages)
     faults = tuple(fault for fault in scenario.faults if fault.kind not in _LYING)
     return replace(scenario, audits=NO_AUDITS, faults=faults)
 
 
-def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
+def recut_storm(seed: int) -> Scenario:
+    """Return a storm in which the model is cut anew up to four times. Two or three stages share it.
+
+    In every third run, nodes step by themselves, and average every 2 to 5 iterations.
+    """
+    scenario = honest_storm(seed, num_stages=3 if seed % 4 == 3 else 2)
+    if seed % 3 == 2:
+        scenario = replace(scenario, sync=sync_of(2 + seed % 4, overlap=seed // 4 % 2 == 1))
+    rng = seeded(seed, "recuts")
+    assert scenario.calm_s is not None
+    recuts = [
+        HostFault(FaultKind.RECUT, scenario.host_names[0], at_s=round(rng.uniform(3.0, 20.0), 3))
+        for _ in range(rng.randint(1, 4))
+    ]
+    faults = sorted((*scenario.faults, *recuts), key=lambda fault: fault.at_s or 0.0)
+    return replace(scenario, faults=tuple(faults))
+
+
+def storm_scenario(
+    seed: int, *, num_iterations: int = 30, num_stages: int | None = None
+) -> Scenario:
     """Return a small run and its weather. One run in five has up to 12 nodes, the others up to 8.
 
     Some runs have a storm: a fault every second. The others have up to six faults. In every third
@@ -156,7 +178,8 @@ def storm_scenario(seed: int, *, num_iterations: int = 30) -> Scenario:
     rng = seeded(seed, "storm")
     large = rng.random() < _LARGE_RATIO
     num_data = rng.choice((1, 1, 2, 2, 3) if large else (1, 1, 2, 2, 2))
-    num_stages = rng.choice((1, 1, 2, 2, 3) if large else (1, 1, 1, 2))
+    drawn = rng.choice((1, 1, 2, 2, 3) if large else (1, 1, 1, 2))
+    num_stages = drawn if num_stages is None else num_stages
     num_relays = num_stages * 2 + (rng.randint(1, 3) if large else rng.choice((0, 1, 1, 2)))
     calm_s = BEGIN_S + rng.uniform(5.0, 20.0)
     decide_s, failure_ratio = _PLANNING[seed // 4 % len(_PLANNING)]

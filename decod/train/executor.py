@@ -52,6 +52,7 @@ from decod.train.start import (
     initial_weights,
     loaded_state,
     mixed_weights,
+    pieces_of,
 )
 from decod.train.token_source import TokenSource
 from decod.train.update_rule import (
@@ -142,6 +143,7 @@ class StageExecutor:
         rule: UpdateRule[Any] | None = None,
     ) -> None:
         self.config = config
+        self._stages = config.run.stages
         self.tokens = tokens
         self.rule = rule or make_rule(config)
         self._watch = watch or Stopwatch()
@@ -158,12 +160,15 @@ class StageExecutor:
 
     # Building
 
-    def build(self, stage_index: int, *, trial: bool = False) -> StageReport:
+    def build(
+        self, stage_index: int, *, trial: bool = False, blocks: Sequence[int] = ()
+    ) -> StageReport:
         """Build a stage in the run's first state. Any earlier stage is forgotten.
 
         Args:
             stage_index: The stage.
             trial: It is only to be measured: weights that are not trained are zeros.
+            blocks: The number of blocks of each relay stage. None: as the run file says.
 
         Raises:
             ConfigError: The model cannot be cut like this.
@@ -172,7 +177,7 @@ class StageExecutor:
             NonFiniteError: The model in the folder is not finite.
             TrainingError: There is no such stage.
         """
-        config = self.config
+        config = self.config = self.config.with_blocks(self._stages, blocks)
         if not 0 <= stage_index <= config.run.stages.num_relay_stages:
             raise TrainingError(
                 f"stage_index is {stage_index}",
@@ -183,7 +188,7 @@ class StageExecutor:
         whole = whole_matrices(config.run, stage_index)
         layout = Layout(trained_shapes(config.run, stage_index), whole)
         state = CommittedState(layout, self.rule, *first_state(self, layout))
-        self.ranks.build(stage_index, trial=trial)
+        self.ranks.build(stage_index, trial=trial, blocks=blocks)
         # Free before the next one's memory is taken.
         self._parts = self._computed_with_P = None
         shards = make_shards(config, stage, layout)
@@ -257,12 +262,14 @@ class StageExecutor:
         shared = self.rule.shared(state.ahead) if ahead else state.shared
         return take_snapshot(shared, state.layout, dtype, with_optimizer=with_optimizer)
 
-    def load(self, blob: StateBytes, entries: Sequence[TensorEntry], iteration: int) -> str:
+    def load(
+        self, blobs: Sequence[tuple[StateBytes, Sequence[TensorEntry]]], iteration: int
+    ) -> str:
         """Replace the committed state. Drop microbatches, gradients and a proposed step.
 
         Args:
-            blob: In memory or in a file. Not changed.
-            entries: Expected content of the blob.
+            blobs: In memory or in files, with their expected content. Not changed. Together they
+                hold the stage.
             iteration: The iteration after which the state was taken.
 
         Returns:
@@ -274,7 +281,8 @@ class StageExecutor:
         state = self._built.state
         state.free_spare()
         form = form_of(self, state.layout)
-        return self._replace(loaded_state(entries, blob_pieces(blob), form), iteration)
+        entries = [entry for _, each in blobs for entry in each]
+        return self._replace(loaded_state(entries, pieces_of(blobs), form), iteration)
 
     def mix(
         self, donors: Sequence[tuple[int, StateBytes, Sequence[TensorEntry]]], iteration: int

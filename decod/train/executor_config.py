@@ -15,6 +15,7 @@ from decod.compression.plan import Coding
 from decod.model.stage import TORCH_DTYPES
 from decod.planner.partition import part_sizes
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig
 from decod.train.checkpoint.base import BaseSource
 from decod.train.exchange import ExchangeConfig
@@ -152,6 +153,15 @@ class ExecutorConfig:
         """Format of activations and their gradients on their way. None: as they are computed."""
         run = self.run
         return run.activations.coding(run.model.hidden_size, run.batch.sequence_length)
+
+    def with_blocks(self, stages: StagesConfig, blocks: Sequence[int]) -> "ExecutorConfig":
+        """Return the settings in another cut.
+
+        Args:
+            stages: How the run file cuts the model.
+            blocks: The number of blocks of each relay stage. None: as in `stages`.
+        """
+        return replace(self, run=replace(self.run, stages=stages).with_blocks(blocks))
 
     @property
     def activation_bytes(self) -> int:

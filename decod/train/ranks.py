@@ -7,6 +7,7 @@ may be computed when, so a mirror does as it is told.
 Legend: P parameters of the stage.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 class OtherRanks(Protocol):
     """The other devices, as rank 0 sees them."""
 
-    def build(self, stage_index: int, *, trial: bool = False) -> None:
+    def build(self, stage_index: int, *, trial: bool = False, blocks: Sequence[int] = ()) -> None:
         """Have the others build a stage. They get its weights by `take_weights`."""
 
     def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:
@@ -60,7 +61,7 @@ class OtherRanks(Protocol):
 class NoRanks:
     """No other device."""
 
-    def build(self, stage_index: int, *, trial: bool = False) -> None:
+    def build(self, stage_index: int, *, trial: bool = False, blocks: Sequence[int] = ()) -> None:
         """Build nothing."""
 
     def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:  # noqa: ARG002
@@ -127,16 +128,20 @@ class Mirror:
         self, config: ExecutorConfig, *, tokens: TokenSource | None, watch: Stopwatch
     ) -> None:
         self.config = config
+        self._stages = config.run.stages
         self.tokens = tokens
         self._watch = watch
         self._parts: _Built | None = None
 
-    def build(self, stage_index: int, *, trial: bool = False) -> None:
+    def build(self, stage_index: int, *, trial: bool = False, blocks: Sequence[int] = ()) -> None:
         """Build a stage whose weights are undefined. Any earlier stage is forgotten.
 
-        `trial`: it is only to be measured.
+        Args:
+            stage_index: The stage.
+            trial: It is only to be measured.
+            blocks: As of `StageExecutor.build`.
         """
-        config = self.config
+        config = self.config = self.config.with_blocks(self._stages, blocks)
         self._parts = None
         stage = stage_of(config.run, stage_index)
         layout = Layout(trained_shapes(config.run, stage_index))

@@ -99,6 +99,12 @@ class StateForm:
         return torch.float64 if self.dtype == torch.float64 else torch.float32
 
 
+def pieces_of(blobs: Sequence[tuple[StateBytes, Sequence[TensorEntry]]]) -> Pieces:
+    """Return what reads the tensors of several blobs with these contents."""
+    reading = {entry.name: blob_pieces(data) for data, entries in blobs for entry in entries}
+    return lambda entry: reading[entry.name](entry)
+
+
 def blob_pieces(data: StateBytes) -> Pieces:
     """Return what reads the tensors of a blob."""
 

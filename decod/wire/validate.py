@@ -5,7 +5,7 @@ Each check takes a field's name and value. It returns the value with its narrow 
 printable. The limits of the core's messages stand in their classes (`decod.limits`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from decod import limits
@@ -29,10 +29,17 @@ def _of(hint: Any) -> Callable[[str, Any], Any]:
 iteration: Callable[[str, int], int] = _of(limits.Ordinal)
 number: Callable[[str, int], int] = _of(limits.Number)
 stage_index: Callable[[str, int], int] = _of(limits.StageIndex)
+num_blocks: Callable[[str, int], int] = _of(limits.NumBlocks)
 address: Callable[[str, str], str] = _of(limits.Address)
 sha256: Callable[[str, str], str] = _of(limits.Sha256)
 known_sha256: Callable[[str, str], str] = _of(limits.SomeSha256)
 reason: Callable[[str, str], str] = _of(limits.ReasonText)
+
+
+def stage_blocks(field: str, value: Sequence[int]) -> limits.StageBlocks:
+    """Return a cut: the number of blocks of each relay stage, or none."""
+    length(field, len(value), low=0, high=limits.STAGES_MAX)
+    return tuple(num_blocks(field, each) for each in value)
 
 
 def node_id(field: str, value: str) -> NodeId:

@@ -411,7 +411,8 @@ class JobRunner(PassRunner[StageExecutor]):
 
     @runs(jobs.Build)
     def _build(self, request: Request[jobs.Build]) -> jobs.Built:
-        report = self._ready.build(request.job.stage_index, trial=request.job.trial)
+        job = request.job
+        report = self._ready.build(job.stage_index, trial=job.trial, blocks=job.blocks)
         give_back_memory()
         return jobs.Built(report.hash, report.num_parameters, report.activation_bytes)
 
@@ -463,10 +464,10 @@ class JobRunner(PassRunner[StageExecutor]):
             self._ready.config, is_client=not job.with_optimizer, sharded=False, rows=None
         )
         other = StageExecutor(config)
-        other.build(job.stage_index)
+        other.build(job.stage_index, blocks=job.blocks)
         entries = parse_description(job.manifest).entries
         with self._arena.state(request.inputs[0]) as blob:
-            found = other.load(blob, entries, job.iteration)
+            found = other.load([(blob, entries)], job.iteration)
         self._other = other
         return jobs.Built(found)
 
@@ -614,10 +615,13 @@ class JobRunner(PassRunner[StageExecutor]):
 
     @runs(jobs.Load)
     def _load(self, request: Request[jobs.Load]) -> jobs.Built:
-        request.expect(1, 0)
-        entries = parse_description(request.job.manifest).entries
-        with self._arena.state(request.inputs[0]) as blob:
-            return jobs.Built(self._ready.load(blob, entries, request.job.iteration))
+        job = request.job
+        request.expect(len(job.manifests), 0)
+        with ExitStack() as stack:
+            blobs = [stack.enter_context(self._arena.state(region)) for region in request.inputs]
+            entries = [parse_description(each).entries for each in job.manifests]
+            parts = list(zip(blobs, entries, strict=True))
+            return jobs.Built(self._ready.load(parts, job.iteration))
 
     @runs(jobs.Mix)
     def _mix(self, request: Request[jobs.Mix]) -> jobs.Built:

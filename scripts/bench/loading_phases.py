@@ -156,7 +156,7 @@ class _Core:
                 self._begun()
                 return [self._wanted]
             case ev.StateFetched(_, iteration, text, tensor):
-                job = jobs.Load(iteration, text)
+                job = jobs.Load(iteration, (text,))
                 return [fx.StartJob(cast("Any", 2), job, (tensor.id,))]
             case ev.JobFinished(2, result):
                 self.hash = cast("jobs.Built", result).parameter_hash

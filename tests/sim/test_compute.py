@@ -122,7 +122,7 @@ def test_state_moves_to_another_node_and_back_out_unchanged() -> None:
     donor.run(jobs.CommitStep(1), ())
     taken = donor.run(jobs.Snapshot(with_optimizer=True), ())
     assert isinstance(taken.result, jobs.SnapshotTaken)
-    newcomer.run(jobs.Load(taken.result.iteration, taken.result.manifest), taken.outputs)
+    newcomer.run(jobs.Load(taken.result.iteration, (taken.result.manifest,)), taken.outputs)
     assert newcomer.parameter_hash == donor.parameter_hash
     assert newcomer.iteration == 1
 
@@ -155,7 +155,7 @@ WRONG: list[tuple[str, Job, tuple[Content, ...]]] = [
     ("division by nothing", jobs.Reduce(0, 1, ()), ()),
     ("no parts", jobs.Gather(1, 0), ()),
     ("no such stage", jobs.Build(3), ()),
-    ("load of something else", jobs.Load(1, "{}"), (SimulatedState(1, 1, "x"),)),
+    ("load of something else", jobs.Load(1, ("{}",)), (SimulatedState(1, 1, "x"),)),
     ("input where none is due", jobs.Reset(), (Activation(M1, 0),)),
 ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decod.ids import AveragingId, Iteration, NodeId
+from decod.limits import StageBlocks
 from decod.planner.partition import SHARE_FULL, owners_of
 from decod.protocol.core.average_spec import AverageFormat
 from decod.protocol.core.bans import NO_BANS, BanList, ReadBans, disbelieve
@@ -153,6 +154,8 @@ class Context:
     """When the event in hand happened."""
     why: str = ""
     """Why this node serves its stage, for people."""
+    built_in: StageBlocks = ()
+    """The cut of which this node's device has built a stage."""
     kept: dict[tuple[int, int], str] = field(default_factory=dict)
     """States on this host's disk: stage index and iteration, and the hash of the parameters."""
     proofs: Proofs = NO_PROOFS

@@ -6,8 +6,9 @@ from enum import Enum
 from typing import Generic, TypeVar
 
 from decod.ids import JobId, NodeId, TensorId
+from decod.limits import StageBlocks
 from decod.protocol.core.bans import BanList
-from decod.protocol.core.era import Kept
+from decod.protocol.core.era import Kept, StagePart
 from decod.protocol.core.events import Tensor
 from decod.protocol.core.jobs import Job
 from decod.protocol.core.messages import Message
@@ -73,6 +74,10 @@ class FetchState:
     """This node's own committed state is nearly that: what is the same in it is not fetched."""
     with_optimizer: bool = True
     """The whole state, and not only the parameters."""
+    blocks: StageBlocks = ()
+    """The cut that the stage is of."""
+    part: StagePart | None = None
+    """Fetch no more than this of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,8 @@ class MirrorState:
     stage_index: int
     iteration: int
     parameter_hash: str
+    blocks: StageBlocks = ()
+    """The cut that the stage is of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ states of that iteration. Iterations are ordered by era first, so whatever belon
 future (a message, a vote, a state, an election) is simply old. Microbatches keep their ids: the
 same tokens are read again.
 
+An era may also begin with another cut of the model: nothing is lost then, and as a rule nothing is
+repeated. Members take the blocks that are new to them from the disks of those that had them.
+
 A *mark* is an iteration whose states hosts keep on their disks (`protocol.state.rollback`).
 Every opening carries the newest two with the hashes that were committed, so that all members,
 newcomers too, know which states fit together.
@@ -17,7 +20,17 @@ from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 from decod.ids import NodeId
-from decod.limits import STAGES_MAX, AtLeast, AtMost, Each, Ordinal, Sha256, StageIndex, Unique
+from decod.limits import (
+    STAGES_MAX,
+    AtLeast,
+    AtMost,
+    Each,
+    Ordinal,
+    Sha256,
+    StageBlocks,
+    StageIndex,
+    Unique,
+)
 
 MARKS_MAX = 2
 """Iterations whose states are kept: one may still be on its way to the disks."""
@@ -48,6 +61,8 @@ class Mark:
     iteration: Ordinal
     hashes: Annotated[Hashes, Unique("stage_index")]
     """Of all stages, as they were committed."""
+    blocks: StageBlocks = ()
+    """The cut that these stages are of."""
 
     def hash_of(self, stage_index: int) -> str:
         """Return a stage's; empty if it is not known."""
@@ -58,6 +73,16 @@ def add_mark(marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
     """Return marks with one more, without what it replaces or has made superfluous."""
     earlier = [each for each in marks if each.iteration < mark.iteration]
     return (*earlier, mark)[-MARKS_MAX:]
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """What a stage of one cut has of a stage of another."""
+
+    blocks: StageBlocks
+    """How the model is cut where the part is wanted."""
+    stage_index: int
+    """There."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,16 +123,20 @@ class Origin:
 
     source: Source
     """Where its states come from."""
-    lost: Annotated[tuple[StageIndex, ...], AtLeast(1), AtMost(STAGES_MAX), Unique()]
-    """Stages that nobody was left of."""
+    lost: Annotated[tuple[StageIndex, ...], AtMost(STAGES_MAX), Unique()]
+    """Stages that nobody was left of. None: the model is cut anew."""
     num_repeated: Ordinal
     """Iterations that had been committed and are computed again."""
     holders: Annotated[tuple[StateHolders, ...], AtMost(STAGES_MAX), Unique("stage_index")] = ()
     """Of each stage, if states are fetched from hosts."""
+    blocks: StageBlocks = ()
+    """The cut that these stages are of."""
 
     @property
     def reason(self) -> str:
         """Why there is another era, for people."""
+        if not self.lost:
+            return "the model is cut anew"
         return f"stage {', '.join(map(str, self.lost))} was lost"
 
     def holders_of(self, stage_index: int) -> tuple[NodeId, ...]:

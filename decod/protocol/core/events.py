@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from decod.ids import JobId, NodeId, TensorId
+from decod.limits import StageBlocks
 from decod.protocol.core.bans import BanList
-from decod.protocol.core.era import Kept
+from decod.protocol.core.era import Kept, StagePart
 from decod.protocol.core.jobs import JobResult
 from decod.protocol.core.messages import Message
 from decod.protocol.core.messages.scopes import Way
@@ -174,6 +175,8 @@ class StateRequested:
     """What the asker takes for this node's stage."""
     iteration: int
     with_optimizer: bool
+    blocks: StageBlocks = ()
+    """The cut that the stage is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,9 @@ class StateFetched:
     iteration: int
     manifest: str
     tensor: Tensor
+    blocks: StageBlocks = ()
+    """As in the effect, as is the part."""
+    part: StagePart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,9 @@ class StateFetchFailed:
     iteration: int
     reason: str
     """What the last one said."""
+    blocks: StageBlocks = ()
+    """As in the effect, as is the part."""
+    part: StagePart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +277,13 @@ class AverageRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class RecutRequested:
+    """Leader: cut the model anew. Ends with the note `run.recut` or `recut.failed`."""
+
+    blocks: StageBlocks
+
+
+@dataclass(frozen=True, slots=True)
 class BansMade:
     """This node's host has another list of bans: at the leader, one that was made there."""
 
@@ -307,6 +323,7 @@ Event = (
     | DrainRequested
     | PauseRequested
     | AverageRequested
+    | RecutRequested
     | BansMade
     | BlockCommits
 )

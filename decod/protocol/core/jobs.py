@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 from typing_extensions import override
 
 from decod.ids import MicrobatchId
-from decod.limits import NUMBER_MAX, Magnitude, exactly, within
+from decod.limits import NUMBER_MAX, Magnitude, StageBlocks, exactly, within
 from decod.planner.deciding import Decided, Unsettled
 from decod.protocol.core.average_spec import WHOLE, AverageSpec
 from decod.protocol.core.fingerprints import SEED_BYTES
@@ -199,6 +199,8 @@ class Build(BaseJob):
     stage_index: int
     trial: bool = False
     """The stage is only to be measured: weights that are not trained are zeros."""
+    blocks: StageBlocks = ()
+    """How the model is cut. None: as the run file says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,6 +498,8 @@ class StandIn(BaseJob):
     """As in `Load`."""
     with_optimizer: bool
     """The blob holds the optimizer's state, too."""
+    blocks: StageBlocks = ()
+    """How the model is cut, as in `Build`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -528,14 +532,15 @@ class Snapshot(BaseJob):
 
 @dataclass(frozen=True, slots=True)
 class Load(BaseJob):
-    """Replace parameters and optimizer state by a verified blob (input 0)."""
+    """Replace parameters and optimizer state by verified blobs (inputs), which together hold the
+    stage."""
 
     scope = JobScope.STATE
     result = Built
 
     iteration: int
-    manifest: str
-    """What the donor said of the blob, as JSON; the compute process checks every hash."""
+    manifests: tuple[str, ...]
+    """What the donors said of each blob, as JSON; the compute process checks every hash."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,6 +303,7 @@ class Admission:
             donors=donors_of(view, stage, sender) if begun else (),
             view_term=view.term,
             view_version=view.version,
+            blocks=view.blocks,
         )
         self._out.send(sender, assign)
 
@@ -379,6 +380,10 @@ class Admission:
         candidate = self.candidates.get(sender)
         if candidate is None or candidate.stage_index != message.stage_index:
             return
+        if message.blocks != view.blocks:
+            candidate.prepared = False
+            self._send_assignment(view, sender, candidate)
+            return
         # Once iterations are committed newcomers load their state: what they have built is no more.
         if not self._begun():
             if self._expected_hash(view, sender, message) != message.parameter_hash:
@@ -408,6 +413,12 @@ class Admission:
             if node != sender and stage_index == message.stage_index:
                 return parameter_hash
         return message.parameter_hash
+
+    def recut(self) -> None:
+        """The model is cut anew: what candidates have built is of no use."""
+        for candidate in self.candidates.values():
+            candidate.prepared = False
+        self._hashes.clear()
 
     def moved(self, node: NodeId) -> None:
         """A member serves another stage now: what it built at first says nothing of that."""

@@ -129,7 +129,12 @@ class Joining:
             return
         self._told = self.replay.level
         state_at = self._told or Iteration(self._context.facts.start_iteration, 0)
-        prepared = Prepared(self._assigned.stage_index, self._built.parameter_hash, state_at)
+        prepared = Prepared(
+            self._assigned.stage_index,
+            self._built.parameter_hash,
+            state_at,
+            self._assigned.blocks,
+        )
         self._out.send(self._context.view.leader, prepared)
 
     def progressed(self, now_s: float) -> None:  # noqa: ARG002
@@ -142,11 +147,15 @@ class Joining:
         context = self._context
         if self.replay.takes(event):
             self.replay.fetched(event)
-        elif not self._fetching or event.iteration != context.facts.start_iteration:
+        elif (
+            not self._fetching
+            or event.iteration != context.facts.start_iteration
+            or event.blocks != context.built_in
+        ):
             self._out.free(event.tensor)
         else:
             context.tensors.add(event.tensor)
-            load = Load(event.iteration, event.manifest)
+            load = Load(event.iteration, (event.manifest,))
             context.compute.submit(load, self, [event.tensor.id])
 
     def exchanged(self, now_s: float, received: Received, replay_source: ReplaySource) -> None:
@@ -215,7 +224,8 @@ class Joining:
         if received.sender != view.leader or self._context.node_id in view:
             return
         if isinstance(message, Assign):
-            self.assigned(message)
+            if self._context.run.allows(message.blocks):
+                self.assigned(message)
         else:
             assert isinstance(message, Refuse)
             self.refused(now_s, message)
@@ -254,7 +264,8 @@ class Joining:
         if message.donors and not self._context.run.trains_all:
             # They have the weights that the stage does not train.
             self._out.put(UseMembers(message.donors))
-        self._context.compute.submit(Build(message.stage_index), self)
+        self._context.built_in = message.blocks
+        self._context.compute.submit(Build(message.stage_index, blocks=message.blocks), self)
 
     @property
     def donors(self) -> tuple[Member, ...]:
@@ -299,7 +310,10 @@ class Joining:
         self._fetching = True
         donors = (self._context.view.leader,)
         iteration = self._context.facts.start_iteration
-        self._out.put(FetchState(donors, self._assigned.stage_index, iteration))
+        wanted = FetchState(
+            donors, self._assigned.stage_index, iteration, blocks=self._assigned.blocks
+        )
+        self._out.put(wanted)
 
 
 def _to_member(message: messages.Message) -> bool:

@@ -26,6 +26,7 @@ from random import Random
 from typing import Any
 
 from decod.ids import AveragingId, Iteration, NodeId
+from decod.limits import StageBlocks
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import BanLiar, CompleteRun
 from decod.protocol.core.events import earliest
@@ -77,6 +78,9 @@ _USUAL_ITERATIONS = 4
 
 _LATE_ENTRY_AFTER_S = 5.0
 """How long a client waits for a commit first. Short iterations are not disturbed."""
+
+_RECUT_POLL_S = 0.5
+"""Pause between two questions whether all members have written what another cut begins with."""
 
 _NAMES_MAX = 3
 """So many members that enter or leave are told by name."""
@@ -229,7 +233,8 @@ class Leader:
     @property
     def deadline_s(self) -> float | None:
         members_s = earliest(self.suspicions.deadline_s, self.admission.deadline_s)
-        timer_s = earliest(self._batch.by_s, self.audits.by_s)
+        recut = self.recovery.recut
+        timer_s = earliest(self._batch.by_s, self.audits.by_s, recut.hold_by_s, recut.by_s)
         return earliest(members_s, timer_s, self.polling.due_s, self._late_entry_s)
 
     @property
@@ -278,7 +283,7 @@ class Leader:
             self.remove(now_s, gone)
         if self._batch.by_s is not None and self._batch.by_s <= now_s:
             self._batch.progressed(now_s)
-            held = self.commits_blocked and self._batch.vote is not None
+            held = self._held and self._batch.vote is not None
             if not (held or self.suspicions.stalled(now_s, self.view, self.seats.loads.values())):
                 self._num_stalls += 1
                 why = f"no progress in time, {self._batch.missing(self.view)} did not come"
@@ -291,6 +296,13 @@ class Leader:
                 self._let_in(now_s, clients)
         if self.audits.by_s is not None and self.audits.by_s <= now_s:
             self._judge(now_s, self.audits.overdue(now_s, self.view))
+        recut = self.recovery.recut
+        if recut.hold_by_s is not None and recut.hold_by_s <= now_s:
+            recut.hold_by_s = None
+            self.decide(now_s)
+        if recut.by_s is not None and recut.by_s <= now_s:
+            names = ", ".join(recut.awaited[:_NAMES_MAX]) or "members"
+            recut.give_up(f"{names} did not write their states to their disks in time")
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -495,6 +507,11 @@ class Leader:
             self.audits.begin(now_s, self.view, vote.averaging)
             self.decide(now_s)
 
+    @property
+    def _held(self) -> bool:
+        """Whether commits wait."""
+        return self.commits_blocked or self.recovery.recut.hold_by_s is not None
+
     def block_commits(self, now_s: float, *, blocked: bool) -> None:
         self.commits_blocked = blocked
         self.decide(now_s)
@@ -503,7 +520,7 @@ class Leader:
         """Commit the iteration. The only place where a commit is made."""
         begun = self._batch.begun
         vote = self._batch.vote
-        if self.commits_blocked or self.audits.pending or vote is None or begun is None:
+        if self._held or self.audits.pending or vote is None or begun is None:
             return
         assert self.committed.number == self.iteration.number - 1, "commits leave no gap"
         assert self.committed.era == self.iteration.era, (self.committed, self.iteration)
@@ -527,7 +544,13 @@ class Leader:
             **({"num_reread": begun.num_reread} if begun.num_reread else {}),
             **({"average_delay": commit.average_delay} if commit.average_delay else {}),
         )
-        self.recovery.committed(now_s, self.iteration.number, vote.hashes, before=commit.before)
+        self.recovery.committed(
+            now_s,
+            self.iteration.number,
+            vote.hashes,
+            before=commit.before,
+            blocks=self.view.blocks,
+        )
         done = 0 < self.run.num_iterations <= self.iteration.number
         averaged = commit.before is not None
         self.seats.committed(self.view, averaged=averaged, whole=commit.whole, last=done)
@@ -734,11 +757,25 @@ class Leader:
             members = self.seats.resized(members)
         return self.view.successor(self.seats.relieved(members), leader=self.node_id)
 
+    # --- another cut --------------------------------------------------------------------------
+
+    def recut(self, blocks: StageBlocks) -> None:
+        """The operator wants the model cut anew, at the next average."""
+        recut = self.recovery.recut
+        if recut.wanted:
+            self._out.note("recut.failed", reason="another one is under way")
+            return
+        recut.wanted = blocks
+        if self.state not in UNDER_WAY:
+            recut.give_up("the run is not training")
+
     # --- lost stages and polls --------------------------------------------------------------------
 
     def begin_era(self, now_s: float) -> None:
         """Go on without what a stage has lost, if it is known how and somebody can take it over."""
         recovery = self.recovery
+        if self.commits_blocked and not recovery.broken:
+            return  # A checkpoint is being copied.
         plan = recovery.decide(self.view, self.committed.number, self.admission, self.seats)
         if recovery.hopeless:
             reason = f"{recovery.lost}, and its weights are nowhere"
@@ -748,11 +785,14 @@ class Leader:
             return
         era = self.iteration.era + 1
         self.committed = Iteration(plan.iteration, 0, era)
-        self.loss = None
+        if plan.origin.num_repeated:
+            self.loss = None
         self._num_failures = 0
         self.sync.begin_era(self.committed, plan.origin)
         self.seats.begin_era()
-        view = self.view.successor(plan.members, leader=self.node_id)
+        if plan.blocks != self.view.blocks:
+            self.admission.recut()
+        view = self.view.successor(plan.members, leader=self.node_id, blocks=plan.blocks)
         opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
         message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
         self._announce(now_s, message, goodbye=())
@@ -772,6 +812,8 @@ class Leader:
             self._out.put(CompleteRun(self.committed.number))
         self.recovery.told(loads)
         self.begin_era(now_s)
+        if self.recovery.recut.marked is not None:
+            self.polling.due_s = now_s + _RECUT_POLL_S
 
     def _query(self, now_s: float) -> None:
         """Ask all members how busy they are and, if a stage is lost, what they keep."""

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from decod.ids import Iteration, NodeId
+from decod.limits import StageBlocks
 from decod.protocol.core.context import NodeState
 from decod.protocol.core.effects import Effect, EffectSink, ReadCheckpoint
 from decod.protocol.core.era import (
@@ -42,12 +43,16 @@ from decod.protocol.core.view import Member, Opening, View
 from decod.protocol.leadership.admission import Admission, Candidate
 from decod.protocol.leadership.seats import Seats
 from decod.run.run_config import RunConfig
+from decod.run.stages_config import blocks_text
 
 _START_INTERVALS_MAX = 2
 """So many intervals between marks the run goes back at most to what it started from."""
 
 _REASON_MAX = 200
 """Characters of what members are told."""
+
+HOLD_S = 5.0
+"""How long commits wait for states to be written, so that another cut repeats nothing."""
 
 _TRIES_MAX = 2
 """So often the leader tries to get what has been found whole, and can't be had."""
@@ -61,6 +66,8 @@ class EraPlan:
     origin: Origin
     members: tuple[Member, ...]
     """All members, in their new places; candidates that were prepared are among them."""
+    blocks: StageBlocks
+    """How the model is cut."""
     missing: str = ""
     """Why all go back no less far; empty if nothing newer was there to go back to."""
 
@@ -81,6 +88,62 @@ class Rebuilt:
     """From the loss to the first commit after it."""
 
 
+class Recut:
+    """The leader's part in a cut of the model that the operator asks for.
+
+        NONE -> (asked) WANTED -> (the next average is committed) MARKED -> the next era
+                                                    `--> (not in time) NONE
+
+    While it is MARKED, members write the states of the mark to their disks. Commits wait a little
+    for that, so that nothing has to be computed again. Until the era is opened, the old cut holds,
+    whatever happens; from then on, the new one.
+
+    Args:
+        out: The leading node's.
+        timeout_s: How long members have for writing.
+    """
+
+    def __init__(self, out: EffectSink[Effect], timeout_s: float) -> None:
+        self._out = out
+        self._timeout_s = timeout_s
+        self.wanted: StageBlocks = ()
+        """The new cut. None: none is asked for."""
+        self.marked: int | None = None
+        """The iteration from which it is to hold."""
+        self.hold_by_s: float | None = None
+        """Until when commits wait. None: they don't."""
+        self.by_s: float | None = None
+        """When the leader gives up."""
+        self.awaited: tuple[str, ...] = ()
+        """Members whose states are not written yet, for people."""
+
+    def mark(self, now_s: float, iteration: int) -> bool:
+        """An iteration with an average is committed. Returns whether its states are to be kept."""
+        if not self.wanted or self.marked is not None:
+            return False
+        self.marked = iteration
+        self.hold_by_s = now_s + HOLD_S
+        self.by_s = now_s + self._timeout_s
+        return True
+
+    def take(self) -> StageBlocks:
+        """Return the new cut, which holds from now on."""
+        blocks = self.wanted
+        self._forget()
+        return blocks
+
+    def give_up(self, reason: str) -> None:
+        """The old cut stays."""
+        if self.wanted:
+            self._forget()
+            self._out.note("recut.failed", reason=reason)
+
+    def _forget(self) -> None:
+        self.wanted = ()
+        self.marked = self.by_s = self.hold_by_s = None
+        self.awaited = ()
+
+
 class StageRecovery:
     """The leader's record of marks, and of the stages that it has to have rebuilt.
 
@@ -97,6 +160,8 @@ class StageRecovery:
         """Of the current era, until its first commit."""
         self.checkpoint: int | None = None
         """The newest iteration of which this host has a checkpoint."""
+        self._checkpoint_cuts: dict[int, StageBlocks] = {}
+        """The cuts of the stages of checkpoints that this host has written, by iteration."""
         self._reading: int | None = None
         """The checkpoint that this host reads, to see whether it is whole."""
         self._whole: int | None = None
@@ -121,10 +186,16 @@ class StageRecovery:
         """Iteration that the era began with."""
         self._loads: tuple[NodeLoad, ...] | None = None
         """What the members have on their disks; None: not all have answered yet."""
+        self.recut = Recut(out, run.protocol.iteration_timeout_s)
 
     @property
     def needed(self) -> bool:
         """Whether another era is to begin."""
+        return self.broken or self.recut.marked is not None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the run can't go on without another era."""
         return bool(self.pending or self._stuck)
 
     # --- what happens -------------------------------------------------------------------------
@@ -169,6 +240,11 @@ class StageRecovery:
         self._loads = None
         return True
 
+    def written(self, iteration: int, blocks: StageBlocks) -> None:
+        """This host has written a checkpoint, whose stages are of this cut."""
+        self.checkpoint = iteration
+        self._checkpoint_cuts[iteration] = blocks
+
     def read(self, event: CheckpointRead) -> None:
         """This host has read its checkpoint: that is what it rests on, or an older one."""
         if event.iteration == self._reading:
@@ -176,7 +252,13 @@ class StageRecovery:
             self.checkpoint = self._whole = event.newest
 
     def committed(
-        self, now_s: float, iteration: int, hashes: Hashes, *, before: int | None
+        self,
+        now_s: float,
+        iteration: int,
+        hashes: Hashes,
+        *,
+        before: int | None,
+        blocks: StageBlocks = (),
     ) -> None:
         """An iteration is final. It is marked if it is the first since it was time.
 
@@ -185,10 +267,17 @@ class StageRecovery:
             iteration: Its number.
             hashes: Of all stages.
             before: The iteration of the average before this one. None: there is none in this.
+            blocks: How the model is cut.
         """
         every = self._every
-        if every and before is not None and iteration // every > before // every:
-            self.marks = add_mark(self.marks, Mark(iteration, hashes))
+        due = every and before is not None and iteration // every > before // every
+        # Nobody goes back to what comes between the mark of another cut and its era.
+        due = due and self.recut.marked is None
+        recut = before is not None and self.recut.mark(now_s, iteration)
+        if recut:
+            self._lost_s = now_s
+        if due or recut:
+            self.marks = add_mark(self.marks, Mark(iteration, hashes, blocks))
         self._refused.clear()
         self._stuck.clear()
         origin = self.origin
@@ -196,6 +285,11 @@ class StageRecovery:
         if origin is None:
             return
         self.last = Rebuilt(origin, self._base, now_s - self._lost_s)
+        if not origin.lost:
+            duration_s = round(now_s - self._lost_s, 3)
+            text = blocks_text(blocks)
+            self._out.note("run.recut", blocks=text, iteration=self._base, duration_s=duration_s)
+            return
         self._out.note(
             "stage.rebuilt",
             stage=", ".join(map(str, origin.lost)),
@@ -232,18 +326,21 @@ class StageRecovery:
         """
         if not self.needed or self._loads is None:
             return None
+        if not self.broken:
+            return self._recut_plan(view, iteration)
+        self.recut.give_up("a stage was lost, or a member could not load its state")
         prepared = {node: c for node, c in admission.candidates.items() if c.stands_by}
         holders = self._holders(view, iteration, prepared)
         found = self._best(view, iteration, holders)
         if found is None:
             self.hopeless = not self._lacking_stages(view)[1]
             return None
-        base, source, named = found
+        base, source, named, cut = found
         # If another stage was lost before this era has committed anything: what that cost too.
         before, lost = self._before
         mixed = source is Source.NEIGHBOURS
         lost = (self._lacking_stages(view)[0] if mixed else self.pending) or lost
-        origin = Origin(source, lost, before + iteration - base, named)
+        origin = Origin(source, lost, before + iteration - base, named, cut)
         served = {candidate.stage_index for candidate in prepared.values()}
         moves = _moves(view, [s for s in self.pending if s not in served], origin, seats)
         if moves is None:
@@ -260,7 +357,36 @@ class StageRecovery:
         members = [_moved(member, moves, base) for member in view.members]
         members += admission.members(Iteration(base, 0), Iteration(base, 0))
         missing = self._missing(view, range(base + 1, iteration + 1), holders)
-        plan = EraPlan(base, origin, tuple(members), missing)
+        plan = EraPlan(base, origin, tuple(members), view.blocks, missing)
+        self._begun(plan)
+        return plan
+
+    def _recut_plan(self, view: View, iteration: int) -> EraPlan | None:
+        """Return how the era begins with which the model is cut anew; None: not yet, or never."""
+        recut = self.recut
+        assert self._loads is not None
+        kept = {load.node_id: load.kept for load in self._loads}
+        mark = next((mark for mark in self.marks if mark.iteration == recut.marked), None)
+        if mark is None:
+            recut.give_up("members were still writing their states when newer ones came")
+            return None
+        named = []
+        awaited = []
+        for stage, roster in enumerate(view.rosters):
+            state = Kept(stage, mark.iteration, mark.hash_of(stage))
+            # Newcomers have none to write.
+            older = [member for member in roster if member.since_iteration < mark.iteration]
+            awaited += [m.label for m in older if state not in kept.get(m.node_id, ())]
+            holders = tuple(m.node_id for m in older if state in kept.get(m.node_id, ()))
+            named.append((stage, holders[:HOLDERS_MAX]))
+        recut.awaited = tuple(awaited)
+        if awaited or not all(holders for _, holders in named):
+            return None
+        num_repeated = iteration - mark.iteration
+        holders_of = tuple(StateHolders(*each) for each in named)
+        origin = Origin(Source.KEPT, (), num_repeated, holders_of, mark.blocks)
+        members = tuple(_moved(member, {}, mark.iteration) for member in view.members)
+        plan = EraPlan(mark.iteration, origin, members, recut.take())
         self._begun(plan)
         return plan
 
@@ -315,7 +441,7 @@ class StageRecovery:
             for kept in candidate.join.kept:
                 found[kept].append(node)
         mark = next((mark for mark in self.marks if mark.iteration == iteration), None)
-        if mark is None:
+        if mark is None or mark.blocks != view.blocks:
             return found
         # Nothing was committed since: members still hold it themselves.
         loading = self._loading
@@ -339,28 +465,30 @@ class StageRecovery:
 
     def _best(
         self, view: View, iteration: int, holders: Mapping[Kept, Sequence[NodeId]]
-    ) -> tuple[int, Source, tuple[StateHolders, ...]] | None:
-        """Return the newest iteration that all stages have a state of, and where those are."""
-        options: list[tuple[int, Source, tuple[StateHolders, ...]]] = []
+    ) -> tuple[int, Source, tuple[StateHolders, ...], StageBlocks] | None:
+        """Return the newest iteration that all stages have a state of, where those are, and the cut
+        that they are of."""
+        options: list[tuple[int, Source, tuple[StateHolders, ...], StageBlocks]] = []
         stages = range(view.num_stages)
         for mark in reversed(self.marks):
             nodes = [holders.get(Kept(s, mark.iteration, mark.hash_of(s)), ()) for s in stages]
             if all(nodes) and mark.iteration <= iteration:
                 named = [StateHolders(s, tuple(nodes[s][:HOLDERS_MAX])) for s in stages]
-                options.append((mark.iteration, Source.KEPT, tuple(named)))
+                options.append((mark.iteration, Source.KEPT, tuple(named), mark.blocks))
         if self.checkpoint is not None and self.checkpoint <= iteration:
             here = tuple(StateHolders(stage, (view.leader,)) for stage in stages)
-            options.append((self.checkpoint, Source.CHECKPOINT, here))
+            cut = self._checkpoint_cuts.get(self.checkpoint, ())
+            options.append((self.checkpoint, Source.CHECKPOINT, here, cut))
         num_since_start = iteration - self._start_iteration
         if self.has_start and num_since_start <= _START_INTERVALS_MAX * self._every:
-            options.append((self._start_iteration, Source.START, ()))
+            options.append((self._start_iteration, Source.START, (), ()))
         options = [o for o in options if self._refused[o[1], o[0]] < _TRIES_MAX]
         if options:
             return max(options, key=lambda option: option[0])
         lost, changes = self._lacking_stages(view)
         if changes or 0 in lost or len(lost) >= view.num_stages - 1:
             return None
-        return iteration, Source.NEIGHBOURS, ()
+        return iteration, Source.NEIGHBOURS, (), view.blocks
 
     @property
     def lost(self) -> str:
@@ -371,6 +499,8 @@ class StageRecovery:
         """Return what `status` says while a stage is missing; empty if none is."""
         if not self.needed:
             return ""
+        if not self.broken:
+            return "the model is about to be cut anew: states are being written to disks"
         stages = ", ".join(map(str, self.pending or self._before[1]))
         if self.waiting:
             return (

@@ -103,7 +103,11 @@ class ClientState(StageState):
         if not self._comparable:
             parameter_hash = ""
         self._out.note("parameters.requested", num_donors=len(servers), iteration=iteration)
-        self._out.put(FetchState(donors, stage, iteration, parameter_hash, with_optimizer=False))
+        blocks = context.view.blocks
+        wanted = FetchState(
+            donors, stage, iteration, parameter_hash, with_optimizer=False, blocks=blocks
+        )
+        self._out.put(wanted)
 
     @property
     def _comparable(self) -> bool:
@@ -171,7 +175,6 @@ class ClientCopy(StageCopy):
     def __init__(self, context: Context, loaded: Loaded) -> None:
         super().__init__(context, loaded)
         self.state = self.stage = ClientState(context, self._is_here)
-        self._context = context
         self._hashes: dict[int, str] = {}
         """Of all stages, after the last commit that this node has heard of."""
 

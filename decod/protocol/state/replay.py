@@ -428,7 +428,9 @@ class Replay:
             self._backlog.keep_behind(base)
             donors = self._choice.donor_ids
             self._out.note("state.requested", num_donors=len(donors), iteration=base.number)
-            self._out.put(FetchState(donors, self._choice.stage_index, base.number))
+            blocks = self._context.built_in
+            stage = self._choice.stage_index
+            self._out.put(FetchState(donors, stage, base.number, blocks=blocks))
         elif self._target is None and base != self._base:
             self.restart(now_s, f"{sender[:8]} has started again")
 
@@ -463,11 +465,12 @@ class Replay:
         """Whether an event is about the state that this node has asked for as a follower."""
         wanted = self._base is not None and self._state_at is None and self._job is None
         place = (self._choice.stage_index, self._base.number if self._base is not None else -1)
-        return wanted and (event.stage_index, event.iteration) == place
+        same = event.blocks == self._context.built_in and event.part is None
+        return wanted and same and (event.stage_index, event.iteration) == place
 
     def fetched(self, event: StateFetched) -> None:
         self._context.tensors.add(event.tensor)
-        self._job = job = Load(event.iteration, event.manifest)
+        self._job = job = Load(event.iteration, (event.manifest,))
         self.pristine = False
         self._context.compute.submit(job, self, [event.tensor.id])
 

@@ -9,11 +9,13 @@ holds nothing else.
 """
 
 import hashlib
+from collections.abc import Sequence
 
 from decod.ids import NodeId
+from decod.limits import StageBlocks
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import FetchState, KeepState, MirrorState, ReadKept
-from decod.protocol.core.era import KEPT_MAX, Kept, Mark, Origin, Source
+from decod.protocol.core.era import KEPT_MAX, Kept, Mark, Origin, Source, StagePart
 from decod.protocol.core.events import (
     JobFinished,
     KeptRead,
@@ -26,6 +28,7 @@ from decod.protocol.core.jobs import Build, Built, Job, Load, Mix, Snapshot, Sna
 from decod.protocol.core.messages import Suspect
 from decod.protocol.core.view import Opening, View
 from decod.protocol.state.stage_state import Loaded, StageState
+from decod.run.run_config import RunConfig
 
 NUM_MIRRORS = 2
 """Hosts of other stages that keep a copy of each stage's state, where there are so many."""
@@ -85,7 +88,8 @@ class Mirrors:
                 continue
             first = mirrors.index(context.node_id) % len(donors)
             donors = donors[first:] + donors[:first]
-            self._out.put(MirrorState(tuple(donors), stage, mark.iteration, wanted))
+            blocks = context.view.blocks
+            self._out.put(MirrorState(tuple(donors), stage, mark.iteration, wanted, blocks))
 
     # --- copies of this node's own state ------------------------------------------------------
 
@@ -207,6 +211,10 @@ class Rollback:
         self._job: Job | None = None
         self._awaited: list[int] = []
         """Stages whose states are needed: the node's own, or its neighbours'."""
+        self._cut: StageBlocks = ()
+        """Of which those stages are."""
+        self._part: StagePart | None = None
+        """What is needed of them. None: all."""
         self._arrived: dict[int, StateFetched] = {}
         self._num_loads = 0
         self._stuck = ""
@@ -264,7 +272,8 @@ class Rollback:
         self._opening = opening
         self._num_loads = 0
         if moved or origin.source is Source.START:
-            self._submit(Build(index))
+            blocks = self._context.built_in = self._context.view.blocks
+            self._submit(Build(index, blocks=blocks))
         else:
             self._fetch()
 
@@ -288,23 +297,37 @@ class Rollback:
         context = self._context
         iteration = self._iteration
         own = context.member.stage_index
-        neighbours = self._origin.source is Source.NEIGHBOURS
-        self._awaited = (
-            neighbours_of(self._origin, context.view.rosters, own) if neighbours else [own]
-        )
+        blocks = self._cut = context.view.blocks
+        part: StagePart | None = None
+        if self._origin.source is Source.NEIGHBOURS:
+            self._awaited = neighbours_of(self._origin, context.view.rosters, own)
+        else:
+            self._cut = self._origin.blocks
+            self._awaited = stages_with(context.run, self._cut, blocks, own)
+            if not same_stage(context.run, self._cut, blocks, own):
+                part = StagePart(blocks, own)
+        self._part = part
         for stage in self._awaited:
             donors = self._donors(stage)
             self._out.note("state.requested", num_donors=len(donors), iteration=iteration)
-            wanted = "" if neighbours else self._hash
-            self._out.put(FetchState(donors, stage, iteration, wanted))
+            wanted = self._hash_of(stage)
+            fetch = FetchState(donors, stage, iteration, wanted, blocks=self._cut, part=part)
+            self._out.put(fetch)
 
-    @property
-    def _hash(self) -> str:
-        """What the state's parameters must hash to, if that is known."""
+    def _hash_of(self, stage: int) -> str:
+        """Return what the parameters of a stage that is fetched must hash to, if that is known."""
         assert self._opening is not None
         mark = self._opening.mark_of(self._iteration)
         kept = self._origin.source is Source.KEPT
-        return mark.hash_of(self._context.member.stage_index) if mark is not None and kept else ""
+        return mark.hash_of(stage) if mark is not None and kept else ""
+
+    @property
+    def _wanted_hash(self) -> str:
+        """What this node's parameters must hash to in the end, if that is known."""
+        assert self._opening is not None
+        kept = self._origin.source is Source.KEPT
+        own = self._context.member.stage_index
+        return self._opening.marked_hash(self._iteration, own) if kept else ""
 
     def _donors(self, stage: int) -> tuple[NodeId, ...]:
         context = self._context
@@ -318,7 +341,7 @@ class Rollback:
                 return tuple(donors or [m.node_id for m in roster])
         holders = [node for node in self._origin.holders_of(stage) if node != me]
         # Those that fetch the same begin with different donors.
-        roster_ids = [m.node_id for m in context.view.roster(stage)]
+        roster_ids = [m.node_id for m in context.view.roster(context.member.stage_index)]
         first = (roster_ids.index(me) + self._num_loads) % len(holders) if holders else 0
         holders = holders[first:] + holders[:first]
         if self._num_loads == 0 and self._has(stage):
@@ -330,12 +353,13 @@ class Rollback:
         if self._context.node_id in self._origin.holders_of(stage):
             return True
         kept = self._context.kept.get((stage, self._iteration))
-        return kept is not None and kept == self._hash
+        return kept is not None and kept == self._hash_of(stage)
 
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about what this node asked for on its way to an era's state."""
         awaited = self.active and self._job is None and event.stage_index in self._awaited
-        return awaited and event.iteration == self._iteration
+        same = awaited and (event.blocks, event.part) == (self._cut, self._part)
+        return same and event.iteration == self._iteration
 
     def fetched(self, event: StateFetched) -> None:
         tensors = self._context.tensors
@@ -350,7 +374,7 @@ class Rollback:
         if self._origin.source is Source.NEIGHBOURS:
             self._submit(Mix(self._iteration, tuple(self._awaited), manifests))
         else:
-            self._submit(Load(self._iteration, manifests[0]))
+            self._submit(Load(self._iteration, manifests))
 
     def fetch_failed(self, event: StateFetchFailed) -> None:
         """No donor gave it."""
@@ -387,7 +411,7 @@ class Rollback:
             if self._origin.source is not Source.START or self._context.facts.initial_from_leader:
                 self._fetch()
                 return
-        elif isinstance(job, Load) and self._hash not in ("", parameter_hash):
+        elif isinstance(job, Load) and self._wanted_hash not in ("", parameter_hash):
             self.load_failed("it is not what was committed")
             return
         self._stuck_at = None
@@ -412,6 +436,32 @@ class Rollback:
             self._give_up(reason)
         else:
             self._fetch()
+
+
+def stages_with(run: RunConfig, theirs: Sequence[int], own: Sequence[int], stage: int) -> list[int]:
+    """Return the stages of one cut that hold the blocks of a stage of another.
+
+    Args:
+        run: The run.
+        theirs: The one cut.
+        own: The other.
+        stage: Of the other.
+    """
+    if same_stage(run, theirs, own, stage):
+        return [stage]
+    wanted = run.stage_blocks(own)[stage]
+    return [
+        index
+        for index, blocks in enumerate(run.stage_blocks(theirs))
+        if index and blocks.start < wanted.stop and wanted.start < blocks.stop
+    ]
+
+
+def same_stage(run: RunConfig, theirs: Sequence[int], own: Sequence[int], stage: int) -> bool:
+    """Return whether a stage has the same blocks in two cuts. Stage 0 has in all."""
+    if not stage or tuple(theirs) == tuple(own):
+        return True
+    return run.stage_blocks(theirs)[stage] == run.stage_blocks(own)[stage]
 
 
 def neighbours_of(origin: Origin, rosters: tuple[tuple[object, ...], ...], stage: int) -> list[int]:

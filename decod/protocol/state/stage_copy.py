@@ -21,7 +21,7 @@ from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
 from decod.protocol.state.replay import Entry, Replay
 from decod.protocol.state.replay_sources import ReplaySource
-from decod.protocol.state.rollback import Mirrors, Rollback
+from decod.protocol.state.rollback import Mirrors, Rollback, same_stage
 from decod.protocol.state.stage_state import Loaded, StageState
 
 
@@ -36,6 +36,16 @@ def note_return(decision: Open, context: Context, stage_before: int | None) -> N
     origin = decision.opening.origin
     index = context.member.stage_index
     assert origin is not None
+    if not origin.lost:
+        blocks = context.run.stage_blocks(decision.opening.view.blocks)[index]
+        context.out.note(
+            "stage.recut",
+            stage=index,
+            blocks=f"{blocks.start} to {blocks.stop - 1}" if blocks else "none",
+            iteration=decision.opening.committed.number,
+        )
+        if not origin.num_repeated:
+            return
     # Later decisions of the era say why the iteration was repeated.
     told = decision.reason.startswith(origin.reason)
     context.out.note(
@@ -96,8 +106,7 @@ class Arrival:
         iteration = opening.anchor.number
         stage = self._context.member.stage_index
         wanted = dict(decision.hashes).get(stage, "")
-        if not wanted and (mark := opening.mark_of(iteration)) is not None:
-            wanted = mark.hash_of(stage)
+        wanted = wanted or opening.marked_hash(iteration, stage)
         pristine = replay.pristine
         match replay.enter(now_s, opening, view_version, wanted):
             case Entry.READY:
@@ -166,6 +175,7 @@ class StageCopy:
     """
 
     def __init__(self, context: Context, loaded: Loaded) -> None:
+        self._context = context
         self._loaded = loaded
         self.judging: Judging | None = None
         self.stage = StageState(context, self._is_here)
@@ -212,9 +222,11 @@ class StageCopy:
         assert opening.origin is not None
         entering = stage_before is None
         moved = not entering and stage_before != stage_index
+        context = self._context
+        recut = not same_stage(context.run, context.built_in, opening.view.blocks, stage_index)
         self.arrival.end()
         self.stage.parameter_hash = ""
-        rebuilds = moved or (entering and not pristine)
+        rebuilds = moved or recut or (entering and not pristine)
         self.rollback.begin(opening, entering=entering, moved=rebuilds)
 
     def closed(self, now_s: float, opening: Opening, *, stepped: bool) -> None:

@@ -155,7 +155,10 @@ class StageState:
         alike = self._amended == self.iteration
         self._asked = True
         self._out.note("state.requested", num_donors=len(donors), iteration=self.iteration)
-        self._out.put(FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike))
+        blocks = self._context.view.blocks
+        self._out.put(
+            FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike, blocks=blocks)
+        )
 
     def give_up(self, reason: str) -> None:
         """This node can't get its stage's state: others must do without it."""
@@ -166,7 +169,9 @@ class StageState:
 
     def _wants(self, event: StateFetched | StateFetchFailed) -> bool:
         member = self._context.view.by_id.get(self._context.node_id)
-        same_stage = member is None or event.stage_index == member.stage_index
+        blocks = self._context.view.blocks
+        here = member is None or event.stage_index == member.stage_index
+        same_stage = here and event.blocks == blocks and event.part is None
         lacking = self._asked and not self.loaded
         return same_stage and lacking and event.iteration == self.iteration
 
@@ -180,7 +185,7 @@ class StageState:
 
     def _load(self, event: StateFetched) -> None:
         self._asked = False
-        self._job = job = Load(event.iteration, event.manifest)
+        self._job = job = Load(event.iteration, (event.manifest,))
         self._context.compute.submit(job, self, [event.tensor.id])
 
     def job_done(self, now_s: float, job: Job, event: JobFinished) -> None:
@@ -312,6 +317,8 @@ class StageState:
             self._refuse([event], "too many requests wait")
         elif member is None or event.stage_index != member.stage_index:
             self._refuse([event], f"does not serve stage {event.stage_index}")
+        elif event.blocks != self._context.view.blocks:
+            self._refuse([event], "the model is cut otherwise by now")
         elif self._knows_ahead(event) or (self.loaded and event.iteration == self.iteration):
             self._copy(event)
         elif self.iteration < event.iteration <= self.iteration + EARLY_MAX:

@@ -662,7 +662,14 @@ class StageJudge(Auditor):
             iteration = context.opening.anchor.number
             # Rounded parameters have no hash that was voted on.
             whole = context.run.rounded
-            state = FetchState(donors, stage, iteration, parameter_hash, with_optimizer=whole)
+            state = FetchState(
+                donors,
+                stage,
+                iteration,
+                parameter_hash,
+                with_optimizer=whole,
+                blocks=context.view.blocks,
+            )
             self._out.put(state)
 
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
@@ -677,7 +684,7 @@ class StageJudge(Auditor):
         self._asked = False
         tensor = context.tensors.add(event.tensor)
         of = (event.stage_index, event.iteration, event.manifest, context.run.rounded)
-        context.compute.submit(StandIn(*of), self, [tensor])
+        context.compute.submit(StandIn(*of, context.view.blocks), self, [tensor])
 
     def give_up(self, reason: str) -> None:
         """Tell the leader that this node can't judge."""

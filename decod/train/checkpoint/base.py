@@ -16,6 +16,7 @@ parts.
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,6 @@ from decod.model.shape import part_shapes
 from decod.model.weights import DTYPE_NAMES, check_tied, find_weights
 from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
-from decod.run.stages_config import stage_blocks
 from decod.texts import why_of
 from decod.train.checkpoint.description import (
     Chunk,
@@ -56,10 +56,10 @@ _DESCRIPTION_MAX_BYTES = 4 << 20
 UNKNOWN_HASH = "0" * _HASH_SIZE
 
 
-def parts_of(run: RunConfig, stage_index: int) -> list[int]:
-    """Return the parts that a stage holds."""
+def parts_of(run: RunConfig, stage_index: int, blocks: Sequence[int] = ()) -> list[int]:
+    """Return the parts that a stage holds, in a cut as of `RunConfig.with_blocks`."""
     outer = [0] if stage_index == 0 else []
-    return outer + [block + 1 for block in stage_blocks(run.model, run.stages)[stage_index]]
+    return outer + [block + 1 for block in run.stage_blocks(blocks)[stage_index]]
 
 
 def split_hashes(joined: str) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
 
@@ -52,6 +52,8 @@ class Chunk:
     offset: int
     num_bytes: int
     sha256: str
+    index: int = 0
+    """Its number among the chunks that the donor has described."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +162,40 @@ def parse_description(text: str) -> Description:
     ):
         raise refused_state([f"the hashes of its {len(places)} chunks are malformed"])
     chunks = tuple(
-        Chunk(offset, size, digests[_DIGEST_SIZE * k : _DIGEST_SIZE * (k + 1)])
+        Chunk(offset, size, digests[_DIGEST_SIZE * k : _DIGEST_SIZE * (k + 1)], k)
         for k, (offset, size) in enumerate(places)
     )
     num_bytes = sum(aligned(entry.num_bytes) for entry in entries)
     return Description(text, entries, chunks, num_bytes)
+
+
+def part_of(description: Description, names: Collection[str]) -> Description:
+    """Return the part of a state that holds some tensors, one behind the other.
+
+    Its chunks have their numbers in the whole.
+
+    Raises:
+        CheckpointError: None of them is there.
+    """
+    chunks = iter(description.chunks)
+    kept = list[tuple[TensorEntry, list[Chunk]]]()
+    for entry in description.entries:
+        own = [next(chunks) for _ in cut(entry)]
+        if entry.name in names:
+            kept.append((entry, own))
+    if not kept:
+        raise refused_state(["nothing of it is wanted here"])
+    entries = placed(entry for entry, _ in kept)
+    moved = [
+        replace(chunk, offset=entry.offset + chunk.offset - old.offset)
+        for entry, (old, own) in zip(entries, kept, strict=True)
+        for chunk in own
+    ]
+    text = description_text(
+        [entry_json(entry) for entry in entries], "".join(chunk.sha256 for chunk in moved)
+    )
+    num_bytes = sum(aligned(entry.num_bytes) for entry in entries)
+    return Description(text, entries, tuple(moved), num_bytes)
 
 
 def _check_places(entries: Sequence[TensorEntry]) -> None:

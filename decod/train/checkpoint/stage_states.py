@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,15 @@ class KeptState:
         return piece
 
 
+StageNames = Callable[[int, Sequence[int]], Collection[str]]
+"""Returns the names of all tensors of a stage's state, in a cut as of `RunConfig.with_blocks`."""
+
+
+def no_names(stage_index: int, blocks: Sequence[int]) -> Collection[str]:  # noqa: ARG001
+    """Return none: it is not known which tensors stages have."""
+    return ()
+
+
 class StateStore:
     """The states that a host keeps of one run. Only this class writes to their folder.
 
@@ -134,11 +143,18 @@ class StateStore:
         folder: The run's `states` folder.
         files: Operations on files.
         room: The cap on what this host's node may hold; if absent, there is none.
+        names: Tells states of one cut of the model from those of another. If absent, all states are
+            taken for those of the stages that are asked for.
     """
 
     def __init__(
-        self, folder: Path, files: FileOperations | None = None, room: DiskRoom | None = None
+        self,
+        folder: Path,
+        files: FileOperations | None = None,
+        room: DiskRoom | None = None,
+        names: StageNames = no_names,
     ) -> None:
+        self.names = names
         self._folder = folder
         self._room = room or DiskRoom(folder)
         self._files = files or FileOperations()

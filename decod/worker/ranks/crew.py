@@ -266,9 +266,9 @@ class Crew:
 
     # --- what rank 0's executor needs of the others -----------------------------------------------
 
-    def build(self, stage_index: int, *, trial: bool = False) -> None:
+    def build(self, stage_index: int, *, trial: bool = False, blocks: Sequence[int] = ()) -> None:
         """Have the others build a stage, whose weights are undefined."""
-        self.call(Build(stage_index, trial))
+        self.call(Build(stage_index, trial, tuple(blocks)))
 
     def add_sums(self, sum_P: Tensor, shards: "Shards | None" = None) -> str:
         """Add the others' sums of gradients to that of rank 0; see `decod.train.ranks`."""

@@ -61,7 +61,8 @@ class MirrorRunner(PassRunner[Mirror]):
 
     @runs(Build)
     def _build(self, request: Request[Build]) -> Built:
-        self._ready.build(request.job.stage_index, trial=request.job.trial)
+        job = request.job
+        self._ready.build(job.stage_index, trial=job.trial, blocks=job.blocks)
         return Built("")  # Rank 0 knows the weights.
 
     @runs(Reset)

@@ -13,6 +13,7 @@ from decod.driver.driver import CoreHandle, NodeDriver, ServedState
 from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.journal.run_progress import RunProgress
+from decod.limits import StageBlocks
 from decod.membership.statements import new_charter
 from decod.net.storing import NoStoreError
 from decod.protocol.core.effects import FetchState
@@ -151,7 +152,12 @@ class FakeRun:
         self.lent -= 1
 
     async def _request_state(
-        self, stage_index: int, iteration: int, *, with_optimizer: bool
+        self,
+        stage_index: int,
+        iteration: int,
+        *,
+        with_optimizer: bool,
+        blocks: StageBlocks = (),
     ) -> ServedState:
         assert with_optimizer
         assert stage_index == 0

@@ -19,6 +19,7 @@ from decod.driver.arena import ArenaAllocator, ArenaRegion
 from decod.driver.driver import NodeDriver, ServedState
 from decod.errors import DecodError
 from decod.ids import FlowId, Iteration, MicrobatchId, NodeId, RunId, TensorId
+from decod.limits import StageBlocks
 from decod.net.ask import DialBack, Dialled
 from decod.net.donor import StateBlob, StateRequest
 from decod.protocol.core.effects import FetchState, Note
@@ -102,7 +103,12 @@ class FakeDriver:
         self.events.append(sent)
 
     async def request_state(
-        self, stage_index: int, iteration: int, *, with_optimizer: bool
+        self,
+        stage_index: int,
+        iteration: int,
+        *,
+        with_optimizer: bool,
+        blocks: StageBlocks = (),
     ) -> ServedState | str:
         return self.state
 

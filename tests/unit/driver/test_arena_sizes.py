@@ -63,7 +63,7 @@ JOBS: tuple[jobs.Job, ...] = (
     jobs.CommitStep(4),
     jobs.ReturnToAnchor(),
     jobs.Snapshot(with_optimizer=True),
-    jobs.Load(4, MANIFEST),
+    jobs.Load(4, (MANIFEST,)),
     jobs.Measure(),
     jobs.Mix(4, (1,), (MANIFEST,)),
 )
@@ -206,7 +206,7 @@ WRONG: dict[str, tuple[jobs.Job, dict[str, Any]]] = {
     "a length is no number": (jobs.Propose(1, 0, 1), {"gradient_norm": float("nan")}),
     "a length is endless": (jobs.Propose(1, 0, 1), {"gradient_norm": float("inf")}),
     "a truth value is a number": (jobs.Snapshot(with_optimizer=True), {"ahead": 0}),
-    "text is a number": (jobs.Load(1, MANIFEST), {"manifest": 1}),
+    "text is a number": (jobs.Load(1, (MANIFEST,)), {"manifests": [1]}),
     "an array is none": (jobs.Mix(1, (1,), ("",)), {"stages": None}),
     "an array holds text": (jobs.Mix(1, (1,), ("",)), {"stages": ["1"]}),
     "a kind is unknown": (jobs.Gather(1, 2), {"kind": "later"}),

@@ -136,7 +136,7 @@ async def test_a_large_state_that_is_fetched_is_loaded_from_a_file(
 
     def load(event: ev.Event) -> list[Effect]:
         assert isinstance(event, ev.StateFetched)
-        return [start_job(jobs.Load(4, MANIFEST), event.tensor.id)]
+        return [start_job(jobs.Load(4, (MANIFEST,)), event.tensor.id)]
 
     bench.transport.fetched = give
     wanted = fx.FetchState((PEER,), 1, 4, with_optimizer=with_optimizer)

@@ -572,7 +572,7 @@ async def _answer(text: str) -> Any:
 
 def test_chunks_are_dealt_so_that_nobody_fetches_what_another_does() -> None:
     async def test() -> None:
-        chunks = [Chunk(k * 10, 10, hashlib.sha256(b"").hexdigest()) for k in range(6)]
+        chunks = [Chunk(k * 10, 10, hashlib.sha256(b"").hexdigest(), k) for k in range(6)]
         assembly = Assembly(chunks, memoryview(bytearray(60)))
         a, b, c = (NodeId(letter) for letter in "abc")
         first = assembly.take(a, 0)

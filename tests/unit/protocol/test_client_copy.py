@@ -65,7 +65,7 @@ class CopyBench(Bench):
 
     def load(self, iteration: int, *, parameter_hash: str = HASH) -> list[Effect]:
         """End the loading of parameters."""
-        return self.end(Load(iteration, "{}"), result=Built(parameter_hash), num_outputs=0)
+        return self.end(Load(iteration, ("{}",)), result=Built(parameter_hash), num_outputs=0)
 
     def fail(self, iteration: int) -> list[Effect]:
         self.copy.fetch_failed(0.0, StateFetchFailed(1, iteration, "busy"))

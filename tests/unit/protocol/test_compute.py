@@ -77,7 +77,7 @@ def test_every_tensor_is_freed_once_whatever_happens(steps: list[str]) -> None:
                 "forward": jobs.Forward(mb(0)),
                 "backward": jobs.Backward(mb(0)),
             }
-            job = kind.get(step.split()[1], jobs.Load(1, ""))
+            job = kind.get(step.split()[1], jobs.Load(1, ("",)))
             queue.submit(job, owner, [store.add(tensor(next_tensor))])
             note()
             next_tensor += 1

@@ -98,7 +98,7 @@ def test_what_comes_is_loaded_and_anything_else_is_fetched_again() -> None:
     node = Node()
     node.rollback.begin(opening(Source.KEPT, holders=HOLDERS), entering=False, moved=False)
     effects = node.fetched(1)
-    assert jobs_of(effects) == [Load(20, "manifest 1")]
+    assert jobs_of(effects) == [Load(20, ("manifest 1",))]
     here, effects = node.end(effects, "not h1")
     assert not here
     assert "state.failed" in notes_of(effects)

@@ -116,7 +116,7 @@ def test_what_a_node_asked_for_as_a_candidate_is_not_loaded_over_its_proposal() 
     assert (jobs_of(effects), freed(effects)) == ([], [1])
     assert state.fetch_failed(StateFetchFailed(1, 4, "gone")) == []
     assert fetch_of(state.fetch_entered())
-    assert jobs_of(state.fetched(StateFetched(1, 4, "{}", tensor(2)))) == [Load(4, "{}")]
+    assert jobs_of(state.fetched(StateFetched(1, 4, "{}", tensor(2)))) == [Load(4, ("{}",))]
 
 
 def test_no_more_than_64_requests_wait() -> None:

@@ -69,7 +69,7 @@ def take(
 
 def hand_over(donor: StageExecutor, newcomer: StageExecutor, iteration: int) -> str:
     blob, entries = take(donor)
-    return newcomer.load(byte_view(blob), entries, iteration)
+    return newcomer.load([(byte_view(blob), entries)], iteration)
 
 
 @on_devices
@@ -79,7 +79,7 @@ def test_a_newcomer_goes_on_bit_for_bit(dtype: ModelDtype, device: str) -> None:
     digest = train(donor, 1)
     blob, entries = take(donor)
     assert parse_entries([entry_json(entry) for entry in entries]) == entries
-    assert newcomer.load(byte_view(blob), entries, 1) == digest
+    assert newcomer.load([(byte_view(blob), entries)], 1) == digest
     assert newcomer.anchor == 1
     assert train(newcomer, 2) == train(donor, 2)
 
@@ -139,7 +139,7 @@ def test_weights_alone_can_be_loaded(dtype: ModelDtype, device: str) -> None:
     donor, newcomer = make_relay(dtype, device=device), make_relay(dtype, seed=4, device=device)
     train(donor, 1)
     blob, entries = take(donor, with_optimizer=False)
-    newcomer.load(byte_view(blob), entries, 1)
+    newcomer.load([(byte_view(blob), entries)], 1)
     for name, weight in donor.weights().items():
         assert torch.equal(newcomer.weights()[name], weight.to(donor.config.dtype).to(weight.dtype))
 
@@ -201,7 +201,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage: Any) -> None:
     before = take(newcomer)
     damage(blob, entries)
     with pytest.raises(CheckpointError, match="E-CKP-002"):
-        newcomer.load(byte_view(blob), entries, 1)
+        newcomer.load([(byte_view(blob), entries)], 1)
     after = take(newcomer)
     assert torch.equal(before[0], after[0])
     assert before[1] == after[1]
@@ -212,7 +212,7 @@ def test_at_most_three_problems_are_named() -> None:
     relay = make_relay()
     blob, _ = take(relay)
     with pytest.raises(CheckpointError, match=r"is missing.*is missing.*is missing and 6 more"):
-        relay.load(byte_view(blob), [], 1)
+        relay.load([(byte_view(blob), [])], 1)
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_who_returns_to_the_anchor_trains_on_as_one_who_has_loaded_it(device: st
         relay.commit(iteration)
     learnt = relay.passes.forward(MB, noise(relay, 0))
     relay.return_to_anchor()
-    other.load(byte_view(blob), entries, 1)
+    other.load([(byte_view(blob), entries)], 1)
     assert relay.anchor == 1
     assert same(blob_of(relay), (entries, blob))
     for each in (relay, other):

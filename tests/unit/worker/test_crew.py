@@ -409,8 +409,8 @@ def test_a_node_without_room_for_another_stage_goes_on_with_its_own(
 ) -> None:
     relay, build = Stage(one, 1), StageExecutor.build
 
-    def fail(executor: StageExecutor, stage_index: int) -> StageReport:
-        build(executor, stage_index)
+    def fail(executor: StageExecutor, stage_index: int, **more: Any) -> StageReport:
+        build(executor, stage_index, **more)
         raise torch.OutOfMemoryError("no memory left")
 
     monkeypatch.setattr(StageExecutor, "build", fail)

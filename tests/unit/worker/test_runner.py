@@ -139,7 +139,7 @@ def test_an_iteration_in_the_process_equals_one_here(node: Node, device: str) ->
     described = node.result(SNAPSHOT, outputs=[blob])
     assert replace(described, manifest="") == size
     node.result(jobs.Build(1))
-    loaded = node.result(jobs.Load(1, described.manifest), [blob])
+    loaded = node.result(jobs.Load(1, (described.manifest,)), [blob])
     assert loaded == jobs.Built(digest)
 
 
@@ -148,7 +148,7 @@ def test_a_large_state_is_loaded_from_a_file(node: Node, tmp_path: Path) -> None
     size = node.result(SNAPSHOT)
     blob = {"offset": 0, "num_bytes": size.num_bytes}
     described = node.result(SNAPSHOT, outputs=[blob])
-    load = jobs.Load(1, described.manifest)
+    load = jobs.Load(1, (described.manifest,))
     loaded = node.result(load, [blob])
     path = tmp_path / "state"
     in_file = blob | {"path": str(path)}
@@ -245,7 +245,7 @@ def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
         node.ask(jobs.Propose(1, 0, 1, spec=AverageSpec(fragment=2))),
         node.ask(jobs.Embed(MB), outputs=[here]),
         node.ask(jobs.Build(9)),
-        node.ask(jobs.Load(1, json.dumps({"tensors": [{}], "chunks": ""})), [here]),
+        node.ask(jobs.Load(1, (json.dumps({"tensors": [{}], "chunks": ""}),)), [here]),
         node.ask(Configure({"model": {"hidden_sise": 3}, "seed": 1})),
         node.ask(Configure({**CONFIGURE, "device": "cuda:99"})),
     ]

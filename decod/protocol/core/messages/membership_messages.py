@@ -24,6 +24,7 @@ from decod.limits import (
     Sha256,
     SomeFlows,
     SomeSha256,
+    StageBlocks,
     StageIndex,
     blob,
     malformed,
@@ -91,6 +92,8 @@ class Assign(OfRun, OfDataNodes):
     """Of the leader's view, as is the version: the candidate enters with a later one."""
     view_version: Ordinal = field(default=0, compare=False)
     """Of the leader's view: the candidate enters with a later one."""
+    blocks: StageBlocks = ()
+    """How the model is cut. None: as the run file says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class Prepared(OfRun):
     state_at: Iteration = _NOTHING
     """The newest iteration whose step the candidate has taken, as a follower; or what it was built
     with, attempt 0."""
+    blocks: StageBlocks = ()
+    """The cut that the stage is of."""
 
 
 @dataclass(frozen=True, slots=True)
