@@ -7,10 +7,11 @@ import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from decod.cli.node_options import state_dir_option
 from decod.cli.options import RUN_FILE, data_option, run_file_argument
 from decod.cli.printing import print_warning, progress
 from decod.errors import ConfigError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 SYNC_PRESET_NAMES = ("all-reduce", "diloco", "opendiloco", "muloco", "dilocox", "cocktailsgd")
 """Keys of `decod.config.presets.PRESETS`, which is slow to import: a shell completes them."""
 
+RECUT_TIMEOUT_S = 20.0
+"""The daemon only computes the cut, and answers at once."""
+
 _CORPUS = "corpus"
 """The folder in which a run file that is written for a model expects its data: beside itself."""
 
@@ -30,14 +34,49 @@ MODEL_PRESET_NAMES = ("gpt2", "qwen2.5-0.5b", "qwen3-0.6b", "llama-1b", "llama-8
 
 @click.group(no_args_is_help=True)
 def run() -> None:
-    """Write, check or plan a run file.
+    """Write, check or plan a run file, or change how a run cuts its model.
 
     \b
     Examples:
       decod run init run.toml
       decod run plan run.toml
       decod run check run.toml
+      decod run recut
     """
+
+
+@run.command()
+@click.option(
+    "--blocks",
+    metavar="N,N..",
+    help="The number of blocks of each relay stage, such as 1,5,10, instead of the best ones.",
+)
+@state_dir_option
+def recut(*, blocks: str | None, state_dir: Path) -> None:
+    """Cut the model anew while it trains, so that fast hosts run more blocks. At the leader.
+
+    \b
+    Examples:
+      decod run recut
+      decod run recut --blocks 1,5,10
+
+    The cut holds from the next average on. Members fetch the blocks that are new to them from each
+    other, and go on from the same iteration. If anything goes wrong before all have written their
+    states to their disks, the old cut stays.
+    """
+    from decod.daemon.control import ask
+
+    request: dict[str, Any] = {"command": "recut"}
+    if blocks is not None:
+        request["blocks"] = blocks
+    answer = ask(state_dir, request, timeout_s=RECUT_TIMEOUT_S)
+    before, after = (", ".join(map(str, answer.get(key, ()))) for key in ("before", "blocks"))
+    if not answer.get("changed"):
+        click.echo(f"the stages have {before} blocks already: nothing suits the hosts better")
+        return
+    size = f"{float(answer.get('moved_bytes', 0)) / 1e9:.2g} GB"
+    click.echo(f"stages of {before} blocks become stages of {after} at the next average")
+    click.echo(f"about {size} move between members; `decod status` shows when it is done")
 
 
 @run.command()

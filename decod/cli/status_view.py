@@ -66,6 +66,7 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     parts.append(node_line(mapping_in(status, "node")))
     parts += message_lines(status)
     parts += [Text(text, style="yellow") for text in slow_texts(status)]
+    parts += _cut_lines(mapping_in(status, "cut"))
     parts += pausing_lines(mapping_in(status, "pausing"))
     parts += _work_lines(status)
     if (sync := mapping_in(status, "sync")).get("method") == "diloco":
@@ -107,6 +108,21 @@ def _time_lines(status: Mapping[str, Any]) -> list[Text]:
     if left_s:
         pieces.append(f"about {length_of(left_s)} left")
     return [Text("   ".join(pieces))] if pieces else []
+
+
+def _cut_lines(cut: Mapping[str, Any]) -> list[Text]:
+    """Return a line on another cut of the model that would be faster."""
+    blocks = cut.get("recommended")
+    gain = number_in(cut, "gain")
+    moved_bytes = number_in(cut, "moved_bytes")
+    if not isinstance(blocks, list) or gain is None or moved_bytes is None:
+        return []
+    sizes = ", ".join(clean_text(each, limit=8) for each in blocks[:64])
+    text = (
+        f"stages of {sizes} blocks would suit the hosts better: the slowest one would compute"
+        f" {gain:.0%} more, and {moved_bytes / 1e9:.2g} GB would move; `decod run recut` does it"
+    )
+    return [Text(text, style="yellow")]
 
 
 def _arrival_lines(status: Mapping[str, Any]) -> list[Text]:

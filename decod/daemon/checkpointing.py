@@ -24,7 +24,13 @@ from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.config.schema import NOTHING, Manifest, flatten
 from decod.daemon.run_facts import RunPart
-from decod.daemon.run_snapshot import RunSnapshot, SnapshotSources, kept_iterations, run_snapshot
+from decod.daemon.run_snapshot import (
+    RunSnapshot,
+    SnapshotSources,
+    as_cut,
+    kept_iterations,
+    run_snapshot,
+)
 from decod.driver.arena import goes_to_file
 from decod.errors import CheckpointError, DecodError
 from decod.host_limits import host_free_bytes
@@ -361,7 +367,8 @@ class Checkpoints:
         start_s, num_returns = time.monotonic(), self._num_returns
         run, parts = self._part.run, None
         if shared is not None:
-            parts = SharedParts(shared, self._stores, run, self._note)
+            cut = as_cut(run, self._sources)
+            parts = SharedParts(shared, self._stores, cut, self._note)
         # The gathered state is of this iteration, or of a later one if an export came first.
         iteration = self._progress.iteration
         try:
@@ -460,7 +467,7 @@ class Checkpoints:
 
         arriving = await to_its_end(begin)
         try:
-            yield _StageFiles(arriving, run)
+            yield _StageFiles(arriving, as_cut(run, self._sources))
         finally:
             await to_its_end(arriving.close)
 

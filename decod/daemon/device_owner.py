@@ -53,6 +53,8 @@ class MeasuredHost:
     """Microbatches at a time."""
     compute_s: float
     """Mean time of a pass through a stage."""
+    memory_bytes: int = 0
+    """Of the device, for the run. 0: it is not known."""
 
 
 class HostDevice:
@@ -188,7 +190,8 @@ class HostDevice:
         capacity = config.capacity or capacity_of(
             part.run, part.role, room_bytes, measured, self.name
         )
-        return MeasuredHost(capacity, (measured.forward_s + measured.backward_s) / 2)
+        pass_s = (measured.forward_s + measured.backward_s) / 2
+        return MeasuredHost(capacity, pass_s, facts["memory_bytes"])
 
     def _base_settings(self) -> dict[str, Any]:
         base = base_of(self._part, self._config)

@@ -24,7 +24,13 @@ from decod.config.schema import (
     flags_of,
     flatten,
 )
-from decod.daemon.run_snapshot import SnapshotSources, StageSnapshot, require_begun, run_snapshot
+from decod.daemon.run_snapshot import (
+    SnapshotSources,
+    StageSnapshot,
+    as_cut,
+    require_begun,
+    run_snapshot,
+)
 from decod.data.dataset import Dataset
 from decod.data.tokenizer import (
     CONFIG_FILE,
@@ -465,7 +471,7 @@ async def export_model(
     """
     require_begun(sources)
     writer = await in_thread(lambda: ModelWriter(folder, run.model, run.adapter, base))
-    destination = _ModelFile(writer, run)
+    destination = _ModelFile(writer, as_cut(run, sources))
     try:
         async with run_snapshot(sources, destination, with_optimizer=False) as states:
             own = states.stages[0]

@@ -23,7 +23,6 @@ from decod.planner.cost import Link, sane_link
 from decod.protocol.core.view import Duty, Member
 from decod.protocol.facts import NodeFacts
 from decod.run.run_config import RunConfig
-from decod.run.stages_config import stage_blocks
 
 
 def describe_hosts(run: RunConfig, facts: NodeFacts | None) -> dict[str, Any]:
@@ -32,7 +31,14 @@ def describe_hosts(run: RunConfig, facts: NodeFacts | None) -> dict[str, Any]:
     Raises:
         NotRunningError: No relay's speed is known (E-RUN-047).
     """
-    speeds = {} if facts is None else _speeds(run, facts)
+    speeds = (
+        {}
+        if facts is None
+        else {
+            node: speed * layer_flops(run) / 1e12
+            for node, speed in relay_speeds(run, facts).items()
+        }
+    )
     if facts is None or not speeds:
         raise NotRunningError(
             "no speed of a relay is known here",
@@ -128,14 +134,14 @@ def _names(facts: NodeFacts) -> dict[NodeId, str]:
     }
 
 
-def _speeds(run: RunConfig, facts: NodeFacts) -> dict[NodeId, float]:
-    """Return the operations in a second of relays, in units of 10^12."""
-    blocks, flops = stage_blocks(run.model, run.stages), layer_flops(run)
+def relay_speeds(run: RunConfig, facts: NodeFacts) -> dict[NodeId, float]:
+    """Return how many blocks relays compute in a second, forward and backward, as far as known."""
+    blocks = run.stage_blocks(facts.view.blocks)
     found = {}
     for member in facts.view.members:
         pass_s = _pass_s(facts, member.node_id)
         if member.stage_index and pass_s:
-            found[member.node_id] = len(blocks[member.stage_index]) * flops / (2 * pass_s) / 1e12
+            found[member.node_id] = len(blocks[member.stage_index]) / (2 * pass_s)
     return found
 
 

@@ -36,6 +36,7 @@ from decod.daemon.node_folder import KnownPeers, VoteFile
 from decod.daemon.open_files import RAISE, FileLimit, is_exhausted
 from decod.daemon.operator_requests import OperatorRequests
 from decod.daemon.reachability import own_server
+from decod.daemon.recutting import Recutting
 from decod.daemon.run_facts import (
     RunPart,
     base_of,
@@ -183,6 +184,7 @@ class PipelineNode(Node):
         self.members = Members(
             part, self.contacts, self.core, self._use_bans, self._server.expiries, self.note
         )
+        self.recutting = Recutting(part.run, self.core, self.note)
         self.credit = CreditCounter(host.credit, part, self.name, self.note)
         self.metrics = NodeMetrics(
             part,
@@ -199,6 +201,7 @@ class PipelineNode(Node):
             **self.requests.commands(),
             **self.invitations.commands(),
             **self.members.commands(),
+            **self.recutting.commands(),
         }
         host.log.use_names(gateway.book.name_of)
         self._journal.follow(
@@ -337,6 +340,7 @@ class PipelineNode(Node):
             self.members.keep_current(),
             self.work.keep_collecting(),
             self.credit.keep_saving(),
+            self.recutting.keep_looking(),
         )
         await self._stack.enter_async_context(lasting)
         await self._restore_history()
@@ -382,6 +386,7 @@ class PipelineNode(Node):
             reach=gateway.dialling.reach,
             name=self.name,
             device=device.text,
+            memory_bytes=measured.memory_bytes,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
             read_bans=bans.read,
@@ -498,6 +503,7 @@ class PipelineNode(Node):
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
             "evaluation": None if duties is None else duties.describe_evaluation(),
+            "cut": self.recutting.describe(),
             "states": self.states.describe(),
             "contributed": self.work.describe(),
             "credit": self.credit.describe(),

@@ -163,7 +163,7 @@ def sizes_of(run: RunConfig) -> Sizes:
         activation_bytes=activation_size_bytes(run),
         wire_element_bytes=wire_element_bytes(run),
         sum_element_bytes=8 if run.model.dtype is ModelDtype.FLOAT64 else 4,
-        of_stages=plans_of(run),
+        of_stages=lambda blocks: plans_of(run.with_blocks(blocks)),
     )
 
 

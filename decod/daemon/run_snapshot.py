@@ -32,6 +32,7 @@ from decod.protocol.core.events import BlockCommits
 from decod.protocol.core.jobs import Snapshot
 from decod.protocol.core.view import Member, View
 from decod.protocol.facts import LeaderFacts
+from decod.run.run_config import RunConfig
 from decod.tasks import cancelled
 from decod.texts import clip
 from decod.train.checkpoint.description import Description, QuietSink, copy_max_s, parse_description
@@ -190,6 +191,12 @@ async def run_snapshot(
             return
         finally:
             collection.close()
+
+
+def as_cut(run: RunConfig, sources: SnapshotSources) -> RunConfig:
+    """Return the run with the cut that its stages have now."""
+    facts = sources.core.facts
+    return run if facts is None else run.with_blocks(facts.view.blocks)
 
 
 def kept_iterations(sources: SnapshotSources) -> list[int] | None:

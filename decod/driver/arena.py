@@ -18,12 +18,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
 from decod.compression.plan import StagePlans
 from decod.files import PieceFile
+from decod.limits import StageBlocks
 from decod.planner.partition import part_sizes
 from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
@@ -217,15 +218,15 @@ class Sizes:
     """Parameters of this node's stage; 0 until it is built."""
     plans: StagePlans | None = None
     """The plans by which averages of this node's stage travel. None: it is not built."""
-    of_stages: Mapping[int, StagePlans] = field(default_factory=dict)
-    """The plans by which averages of every stage travel."""
+    of_stages: Callable[[StageBlocks], Mapping[int, StagePlans]] = lambda _: {}
+    """Returns the plans by which averages of every stage travel, in a cut."""
     parameters_copy_bytes: int = 0
     """Size of a copy of the stage's parameters, without the optimizer's state. 0 until one was
     made."""
 
-    def of_stage(self, stage_index: int, num_parameters: int) -> "Sizes":
+    def of_stage(self, job: jobs.Build, num_parameters: int) -> "Sizes":
         """Return the sizes for a node that has built a stage."""
-        plans = self.of_stages.get(stage_index)
+        plans = self.of_stages(job.blocks).get(job.stage_index)
         return replace(self, num_parameters=num_parameters, plans=plans, parameters_copy_bytes=0)
 
     def part_bytes(self, phase: int, num_parts: int, spec: AverageSpec) -> tuple[int, ...]:

@@ -337,7 +337,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect, Transport]):
     def _goes_on(self, effect: fx.StartJob, reply: Reply) -> bool:
         if isinstance(effect.job, jobs.Build):
             num_parameters = reply.result.num_parameters
-            self._sizes = self._sizes.of_stage(effect.job.stage_index, num_parameters)
+            self._sizes = self._sizes.of_stage(effect.job, num_parameters)
         if isinstance(effect.job, jobs.Snapshot):
             self._copy_state(effect, reply)
             return True

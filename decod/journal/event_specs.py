@@ -450,6 +450,7 @@ _SPECS = (
         "the model is cut anew after iteration {iteration}: its stages have {blocks} blocks,"
         " {duration_s} s",
     ),
+    EventSpec("recut.begun", "the model is to be cut anew, into {blocks} blocks: {reason}"),
     EventSpec("recut.failed", "the model is not cut anew: {reason}", _W),
     EventSpec(
         "quorum.lost",

@@ -1,6 +1,7 @@
-"""Partition of a flat vector among the members of a roster, and who reduces which part of it."""
+"""Partitions: of a flat vector among the members of a roster, and of blocks among stages."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 
 def part_sizes(num_elements: int, num_parts: int) -> list[int]:
@@ -16,6 +17,30 @@ def part_sizes(num_elements: int, num_parts: int) -> list[int]:
     sizes = [size + (index < num_longer) for index in range(num_parts)]
     assert sum(sizes) == num_elements, "every element is in one part"
     return sizes
+
+
+def dealt(num: int, num_shares: int, after: Callable[[int, int], float]) -> tuple[int, ...]:
+    """Return the sizes of shares with which the largest cost is least. Each has one or more.
+
+    No other sizes are better: a share costs no less with more, and each thing goes where it costs
+    least.
+
+    Args:
+        num: Things to deal out, at least `num_shares`.
+        num_shares: At least 1.
+        after: Takes the number of a share, and its size. Returns its cost. inf: it has no room.
+
+    Returns:
+        Nothing if there is no room for all.
+    """
+    sizes = [1] * num_shares
+    for _ in range(num - num_shares):
+        costs = [after(index, size + 1) for index, size in enumerate(sizes)]
+        best = min(range(num_shares), key=lambda index: (costs[index], index))
+        if costs[best] == math.inf:
+            return ()
+        sizes[best] += 1
+    return tuple(sizes)
 
 
 SHARE_FULL = 16

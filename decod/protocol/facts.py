@@ -111,6 +111,11 @@ class LeaderFacts:
         return recovery.describe() if recovery.needed else ""
 
     @property
+    def recut(self) -> bool:
+        """Whether the model is about to be cut anew."""
+        return bool(self._leader.recovery.recut.wanted)
+
+    @property
     def rebuilt(self) -> Rebuilt | None:
         """How the last lost stage was rebuilt."""
         return self._leader.recovery.last

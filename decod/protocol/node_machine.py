@@ -260,6 +260,7 @@ class NodeMachine:
             awaited=self._liveness.late,
             times=facts.spent.usual,
             device=self.identity.device,
+            memory_bytes=self.identity.memory_bytes,
         )
 
     @property

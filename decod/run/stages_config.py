@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import accumulate
 
 from decod.errors import ConfigError
@@ -16,6 +17,15 @@ _BLOCKS_MAX_CHARACTERS = 20_000
 _NUMBER = re.compile(r"[0-9]{1,5}")
 
 
+class RecutPolicy(StrEnum):
+    """Who has the model cut anew."""
+
+    ASK = "ask"
+    """The operator. The leader recommends."""
+    AUTO = "auto"
+    """The leader."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagesConfig:
     """The cut into stages. Stage 0 (data nodes) also holds embedding, final norm and head."""
@@ -27,6 +37,9 @@ class StagesConfig:
     blocks: str = AUTO
     """Blocks of each relay stage, such as "4, 3, 1" if the first one's hosts have most memory.
     "auto": they differ by one at most."""
+    recut: RecutPolicy = RecutPolicy.ASK
+    """Who has the model cut anew while it trains. `ask`: the operator; the leader recommends it
+    where it would gain more than a fifth. `auto`: the leader does it by itself then."""
 
 
 def stage_blocks(model: ModelConfig, stages: StagesConfig) -> tuple[range, ...]:

@@ -35,6 +35,15 @@ MOMENTS: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
     "in_aggregation": lambda e, _: _got(e, messages.ReducePart),
 }
 
+OF_RECUT: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
+    "while_states_are_written": lambda e, _: isinstance(e, ev.StateKept),
+    "before_recut": lambda e, _: _is_recut(e),
+    "after_build": lambda e, job: isinstance(e, ev.JobFinished) and isinstance(job, jobs.Build),
+    "with_part": lambda e, _: isinstance(e, ev.StateFetched) and e.part is not None,
+    "after_load": lambda e, job: isinstance(e, ev.JobFinished) and isinstance(job, jobs.Load),
+}
+"""While the model is cut anew."""
+
 ALSO: dict[str, Callable[[ev.Event, jobs.Job | None], bool]] = {
     # Every member gets this, however few are left of its stage.
     "at_aggregation": lambda e, _: _got(e, messages.BeginAggregation),
@@ -55,6 +64,13 @@ def _carries(event: ev.Event, kind: type[StageActivation | StageGradient], leg: 
     )
 
 
+def _is_recut(event: ev.Event) -> bool:
+    if not isinstance(event, ev.Received) or not isinstance(event.message, messages.Open):
+        return False
+    origin = event.message.opening.origin
+    return origin is not None and not origin.lost
+
+
 def _got(event: ev.Event, kind: type) -> bool:
     return isinstance(event, ev.Received) and isinstance(event.message, kind)
 
@@ -64,7 +80,7 @@ def doom(number: signal.Signals, moment: str, iteration: int) -> None:
 
     A moment `after_` a job is the next event after its result has been handled.
     """
-    step, due = NodeMachine.step, (MOMENTS | ALSO)[moment]
+    step, due = NodeMachine.step, (MOMENTS | ALSO | OF_RECUT)[moment]
     passed: list[bool] = []
 
     def watched(machine: NodeMachine, now_s: float, event: ev.Event) -> list[Any]:

@@ -63,6 +63,8 @@ class Identity:
     name: str = ""
     device: str = ""
     """What the node computes on, for people: at most `DEVICE_LENGTH_MAX` printable characters."""
+    memory_bytes: int = 0
+    """Of the device, for the run. 0: it is not known."""
     seals: Seals = NO_SEALS
     """How the node proves its decisions, and has others prove theirs."""
     proofs: Proofs = NO_PROOFS

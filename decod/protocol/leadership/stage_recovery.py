@@ -377,7 +377,8 @@ class StageRecovery:
             # Newcomers have none to write.
             older = [member for member in roster if member.since_iteration < mark.iteration]
             awaited += [m.label for m in older if state not in kept.get(m.node_id, ())]
-            holders = tuple(m.node_id for m in older if state in kept.get(m.node_id, ()))
+            nodes = dict.fromkeys([*(m.node_id for m in older), *kept])
+            holders = tuple(node for node in nodes if state in kept.get(node, ()))
             named.append((stage, holders[:HOLDERS_MAX]))
         recut.awaited = tuple(awaited)
         if awaited or not all(holders for _, holders in named):

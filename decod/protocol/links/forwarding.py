@@ -33,7 +33,16 @@ from decod.ids import NodeId, TensorId
 from decod.protocol.core.context import Context
 from decod.protocol.core.effects import ProbeLink, Send, SendTensor
 from decod.protocol.core.events import Fault, LinkMeasured, Received, SendFailed, TensorSent
-from decod.protocol.core.messages import CatchUp, Heartbeat, Leave, LinkReport, Message, Open, Pong
+from decod.protocol.core.messages import (
+    CatchUp,
+    Heartbeat,
+    Leave,
+    LinkReport,
+    Message,
+    Open,
+    Pong,
+    Suspect,
+)
 from decod.protocol.core.messages.decision_messages import ElectionMessage
 from decod.protocol.core.messages.scopes import OfAveraging, Passed, Way, travels_on
 from decod.protocol.core.view import Member, Role
@@ -91,6 +100,8 @@ class Outbox:
             return False  # A newer one follows by itself.
         if receiver not in self._context.view:
             return False
+        if isinstance(message, Suspect) and message.node_id == self._context.node_id:
+            return True  # It can't go on by itself, and nobody else knows.
         if isinstance(message, Passed):
             return True
         if travels_on(message, self._context.opening.anchor):

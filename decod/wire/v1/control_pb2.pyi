@@ -1921,7 +1921,7 @@ class View(_message.Message):
     def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NodeLoad(_message.Message):
-    __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state", "kept", "awaited", "times", "device")
+    __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state", "kept", "awaited", "times", "device", "memory_bytes")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_FLOWS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -1931,6 +1931,7 @@ class NodeLoad(_message.Message):
     AWAITED_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     num_flows: int
     capacity: int
@@ -1940,7 +1941,8 @@ class NodeLoad(_message.Message):
     awaited: _containers.RepeatedScalarFieldContainer[str]
     times: IterationTimes
     device: str
-    def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ..., times: _Optional[_Union[IterationTimes, _Mapping]] = ..., device: _Optional[str] = ...) -> None: ...
+    memory_bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ..., times: _Optional[_Union[IterationTimes, _Mapping]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class Height(_message.Message):
     __slots__ = ("round", "state_id")

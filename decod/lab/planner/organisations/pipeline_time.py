@@ -29,7 +29,7 @@ from decod.lab.planner.hosts import HostKind
 from decod.lab.planner.organisations.exchange_time import ButterflyTime, butterfly
 from decod.lab.planner.organisations.run_work import WHOLE, RunProblem
 from decod.lab.planner.servers.stage_time import share_out
-from decod.planner.partition import part_sizes
+from decod.planner.partition import dealt, part_sizes
 
 _FORWARD = 1 / 3
 _VOTE_TRIPS = 4
@@ -141,17 +141,10 @@ class PipelineClock:
     def fitted_layers(self, stages: StageHosts) -> tuple[int, ...]:
         """Return the numbers of layers with which the slowest stage is done first.
 
-        Of all cuts, none is better: a stage takes no less time with more layers, and each layer
-        goes where it takes least. Only devices and memory count. Empty: no cut fits.
+        Only devices and memory count. Empty: no cut fits.
         """
-        layers = [1] * len(stages)
-        for _ in range(self.problem.run.num_layers - len(stages)):
-            after = [self._each_s(hosts, layers[k] + 1) for k, hosts in enumerate(stages)]
-            best = min(range(len(stages)), key=lambda k: (after[k], k))
-            if after[best] == math.inf:
-                return ()
-            layers[best] += 1
-        return tuple(layers)
+        num_layers = self.problem.run.num_layers
+        return dealt(num_layers, len(stages), lambda k, num: self._each_s(stages[k], num))
 
     def _each_s(self, hosts: Sequence[int], num_layers: int) -> float:
         """Return the time for a microbatch in a stage that is busy. inf: no relay can hold it."""

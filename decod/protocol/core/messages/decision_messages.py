@@ -148,6 +148,8 @@ class NodeLoad:
     """What an iteration usually costs it of late; None if it has not seen two commits."""
     device: Annotated[str, printable(DEVICE_LENGTH_MAX)] = ""
     """What it computes on, for people."""
+    memory_bytes: Number = 0
+    """Memory of its device for the run. 0: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
