@@ -126,7 +126,7 @@ class BaseSupply:
         while self._waiting:
             first = self._waiting[0]
             if isinstance(first.job, Build):
-                await self._fetch_stage(first.job.stage_index, first.job.blocks)
+                await self._fetch_stage(first.job.stage_index, first.job.cut)
             self._waiting.popleft()
             first.submit().add_done_callback(partial(_hand_on, first.answer))
 
@@ -183,7 +183,7 @@ class BaseSupply:
         facts = self._core.driver.facts
         view = facts.view
         stages = range(self._run.stages.num_relay_stages + 1)
-        blocks = view.blocks
+        blocks = view.cut
         holding = [stage for stage in stages if part in parts_of(self._run, stage, blocks)]
         here = [member for member in view.members if member.stage_index in holding]
         data = [member for member in view.members if member.role is Role.DATA]

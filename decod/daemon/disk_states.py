@@ -413,7 +413,7 @@ class DiskStates:
             effect.stage_index,
             effect.iteration,
             effect.parameter_hash,
-            blocks=effect.blocks,
+            cut=effect.cut,
         )
         await self.searched()
         store, stage = self._store, effect.stage_index
@@ -438,19 +438,19 @@ class DiskStates:
         state = await self._state(request.stage_index, request.iteration)
         if state is None or not request.with_optimizer:
             return None
-        if not self._is_of(state, request.blocks):
+        if not self._is_of(state, request.cut):
             return None
         return StateBlob(
             manifest=state.description.text, read=partial(self._read, state), release=_nothing
         )
 
-    def _is_of(self, state: KeptState, blocks: StageBlocks) -> bool:
+    def _is_of(self, state: KeptState, of_cut: StageBlocks) -> bool:
         """Whether a state is that of its stage in a cut."""
         names = self._store.names
         if names is no_names:
             return True
         found = {entry.name for entry in state.description.entries}
-        return found == set(names(state.stage_index, blocks))
+        return found == set(names(state.stage_index, of_cut))
 
     async def _state(self, stage_index: int, iteration: int) -> KeptState | None:
         kept = self._kept.get((stage_index, iteration))
@@ -548,7 +548,7 @@ class DiskStates:
     ) -> str | None:
         """Read a state from this host's disk; see `StateDisk`."""
         state = await self._state(wanted.stage_index, wanted.iteration)
-        if state is None or not self._is_of(state, wanted.blocks):
+        if state is None or not self._is_of(state, wanted.cut):
             return None
         whole = state.description
         found = state.parameter_hash or described_hash(whole.entries)
@@ -556,7 +556,7 @@ class DiskStates:
             return None
         description = whole
         if wanted.part is not None:
-            names = self._store.names(wanted.part.stage_index, wanted.part.blocks)
+            names = self._store.names(wanted.part.stage_index, wanted.part.cut)
             description = part_of(whole, names)
         buffer = allocate(description.num_bytes)
         if buffer is None:

@@ -537,7 +537,7 @@ class Gateway:
             request.stage_index,
             request.iteration,
             with_optimizer=request.with_optimizer,
-            blocks=request.blocks,
+            cut=request.cut,
         )
         return served if isinstance(served, str) else _blob_of(served)
 
@@ -631,7 +631,7 @@ class Gateway:
         # Rounded parameters can't be compared with the hash of those that are stepped.
         checked = request.with_optimizer or not self._sizes.rounded
         part = wanted.part
-        names = None if part is None else self._sizes.names(part.stage_index, part.blocks)
+        names = None if part is None else self._sizes.names(part.stage_index, part.cut)
         fetched = await download(
             request,
             donors,
@@ -711,7 +711,7 @@ class Gateway:
             stage_index=wanted.stage_index,
             iteration=wanted.iteration,
             with_optimizer=with_optimizer,
-            blocks=wanted.blocks,
+            cut=wanted.cut,
         )
 
 

@@ -136,7 +136,7 @@ def _names(facts: NodeFacts) -> dict[NodeId, str]:
 
 def relay_speeds(run: RunConfig, facts: NodeFacts) -> dict[NodeId, float]:
     """Return how many blocks relays compute in a second, forward and backward, as far as known."""
-    blocks = run.stage_blocks(facts.view.blocks)
+    blocks = run.stage_blocks(facts.view.cut)
     found = {}
     for member in facts.view.members:
         pass_s = _pass_s(facts, member.node_id)

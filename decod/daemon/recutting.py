@@ -57,7 +57,7 @@ class _Stages:
         self._rosters = facts.view.workers[1:]
         self._loads = leading.loads
         self._speeds = relay_speeds(run, facts)
-        self.blocks = tuple(len(each) for each in run.stage_blocks(facts.view.blocks)[1:])
+        self.blocks = tuple(len(each) for each in run.stage_blocks(facts.view.cut)[1:])
 
     @cached_property
     def powers(self) -> list[float]:
@@ -151,7 +151,7 @@ class Recutting:
     def describe(self) -> dict[str, Any]:
         """Return the part of `decod status` on the cut."""
         facts, leading = self._core.facts, self._core.leading
-        blocks = self._run.stage_blocks(() if facts is None else facts.view.blocks)[1:]
+        blocks = self._run.stage_blocks(() if facts is None else facts.view.cut)[1:]
         found = self.recommended()
         return {
             "blocks": [len(each) for each in blocks],

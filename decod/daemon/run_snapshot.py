@@ -196,7 +196,7 @@ async def run_snapshot(
 def as_cut(run: RunConfig, sources: SnapshotSources) -> RunConfig:
     """Return the run with the cut that its stages have now."""
     facts = sources.core.facts
-    return run if facts is None else run.with_blocks(facts.view.blocks)
+    return run if facts is None else run.with_blocks(facts.view.cut)
 
 
 def kept_iterations(sources: SnapshotSources) -> list[int] | None:
@@ -310,7 +310,7 @@ class _Collection:
                 0,
                 self._iteration,
                 with_optimizer=with_optimizer,
-                blocks=self._view.blocks,
+                cut=self._view.cut,
             )
         if isinstance(served, str):
             raise _not_there(0, served)
@@ -322,7 +322,7 @@ class _Collection:
         return StageSnapshot(parse_description(served.manifest), served.data)
 
     async def _own_kept(self, iteration: int) -> StageSnapshot:
-        wanted = FetchState((), 0, iteration, self._hashes.get(0, ""), blocks=self._view.blocks)
+        wanted = FetchState((), 0, iteration, self._hashes.get(0, ""), cut=self._view.cut)
         text = await self._sources.load(wanted, self._allocate_own)
         if text is None:
             raise _not_there(0, f"this host's disk does not keep that of iteration {iteration}")
@@ -349,7 +349,7 @@ class _Collection:
             self._copied(stage)
 
         for member in parts.writers(stage, self._view.roster(stage)):
-            wanted = FetchState((member,), stage, self._iteration, hash_, blocks=self._view.blocks)
+            wanted = FetchState((member,), stage, self._iteration, hash_, cut=self._view.cut)
             try:
                 description = await self._sources.write_part(wanted, self._folder, described)
                 await parts.written(self._folder, stage, description)
@@ -366,7 +366,7 @@ class _Collection:
             # Ask one member at a time: each one copies its state, which takes time and memory.
             hash_ = self._hashes.get(stage, "")
             wanted = FetchState(
-                (member.node_id,), stage, self._iteration, hash_, blocks=self._view.blocks
+                (member.node_id,), stage, self._iteration, hash_, cut=self._view.cut
             )
             sink = _Sink(stage, self._destination, lambda: self._copied(stage))
             try:
@@ -390,7 +390,7 @@ def _hashes(leading: LeaderFacts, iteration: int) -> dict[int, str]:
     found = (
         dict(mark.hashes)
         for mark in leading.marks
-        if mark.iteration == iteration and mark.blocks == leading.view.blocks
+        if mark.iteration == iteration and mark.cut == leading.view.cut
     )
     return next(found, {})
 

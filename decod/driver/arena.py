@@ -226,7 +226,7 @@ class Sizes:
 
     def of_stage(self, job: jobs.Build, num_parameters: int) -> "Sizes":
         """Return the sizes for a node that has built a stage."""
-        plans = self.of_stages(job.blocks).get(job.stage_index)
+        plans = self.of_stages(job.cut).get(job.stage_index)
         return replace(self, num_parameters=num_parameters, plans=plans, parameters_copy_bytes=0)
 
     def part_bytes(self, phase: int, num_parts: int, spec: AverageSpec) -> tuple[int, ...]:

@@ -393,7 +393,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect, Transport]):
         iteration: int,
         *,
         with_optimizer: bool,
-        blocks: StageBlocks = (),
+        cut: StageBlocks = (),
     ) -> ServedState | str:
         """Return a copy of this stage's state, or why there is none.
 
@@ -402,7 +402,7 @@ class NodeDriver(MachineDriver[ev.Event, fx.Effect, Transport]):
         if self.stopped.done():
             return STOPPED
         request_id, answer = self._requests.open()
-        self.post(ev.StateRequested(request_id, stage_index, iteration, with_optimizer, blocks))
+        self.post(ev.StateRequested(request_id, stage_index, iteration, with_optimizer, cut))
         return await taken(answer)
 
     async def run_copy(self, job: jobs.Snapshot) -> ServedState | str:
@@ -555,7 +555,7 @@ async def fetched_state(
         for region in sink.regions:
             region.release()
     place = (wanted.stage_index, wanted.iteration)
-    cut = (wanted.blocks, wanted.part)
+    cut = (wanted.cut, wanted.part)
     if found is None:
         return ev.StateFetchFailed(*place, reason, *cut)
     return ev.StateFetched(*place, text, driver.keep(found), *cut)

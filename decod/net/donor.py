@@ -41,14 +41,14 @@ class StateRequest:
     """The id of the state in a collaborative run: a hash of all that has led to it."""
     base_hash: str = ""
     """Of a part of the weights that the run does not train, which is wanted instead of a state."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """The cut that the stage is of."""
 
     @property
     def key(self) -> StateKey:
         """The copy that is asked for, whoever asks."""
         known = self.past_hash or self.base_hash
-        return self.stage_index, self.iteration, self.with_optimizer, known, self.blocks
+        return self.stage_index, self.iteration, self.with_optimizer, known, self.cut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ class StateDonor:
             with_optimizer=request.with_optimizer,
             past_hash=validate.known_sha256("past_hash", request.past_hash),
             base_hash=validate.known_sha256("base_hash", request.base_hash),
-            blocks=validate.stage_blocks("blocks", request.blocks),
+            cut=validate.stage_blocks("cut", request.cut),
         )
         answer: Description | str = "this node belongs to another run"
         if self._is_ours(checked.run_id, context):

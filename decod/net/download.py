@@ -412,7 +412,7 @@ class _Download:
             with_optimizer=request.with_optimizer,
             past_hash=request.past_hash,
             base_hash=request.base_hash,
-            blocks=request.blocks,
+            cut=request.cut,
         )
         try:
             timeout_s = self._limits.describe_timeout_s(self._size_bytes)

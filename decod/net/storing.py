@@ -82,7 +82,7 @@ class PartWriter:
             stage_index=validate.stage_index("stage_index", request.stage_index),
             iteration=validate.iteration("iteration", request.iteration),
             with_optimizer=True,
-            blocks=validate.stage_blocks("blocks", request.blocks),
+            cut=validate.stage_blocks("cut", request.cut),
         )
         if FOLDER.fullmatch(request.folder) is None:
             raise validate.malformed("folder", request.folder, allowed="ITERATION-8 digits")
@@ -226,7 +226,7 @@ async def write_part(
         stage_index=state.stage_index,
         iteration=state.iteration,
         folder=request.folder,
-        blocks=state.blocks,
+        cut=state.cut,
     )
     async with channel.open_channel(member.address, limits, shown, name) as opened:
         call = opened.unary_stream(_STORE, channel.as_is, channel.as_is)(

@@ -127,10 +127,10 @@ def in_step(context: Context, strategy: Strategy, decision: messages.Open) -> bo
 def can_cut(run: RunConfig, decision: messages.Open) -> bool:
     """Return whether the model can be cut as a decision says."""
     opening = decision.opening
-    cuts = {opening.view.blocks, *(mark.blocks for mark in opening.marks)}
+    cuts = {opening.view.cut, *(mark.cut for mark in opening.marks)}
     if opening.origin is not None:
-        cuts.add(opening.origin.blocks)
-    return all(run.allows(blocks) for blocks in cuts)
+        cuts.add(opening.origin.cut)
+    return all(run.allows(cut) for cut in cuts)
 
 
 def superseded(view: View) -> Stop:
@@ -392,9 +392,9 @@ class NodeMachine:
                 leader = self.leader
                 if leader:
                     leader.block_commits(now_s, blocked=blocked)
-            case RecutRequested(blocks):
+            case RecutRequested(cut):
                 if self.leader:
-                    self.leader.recut(blocks)
+                    self.leader.recut(cut)
 
     def _overdue(self, now_s: float) -> list[Effect]:
         """Let one machine after the other act, each in the iteration that the one before has
@@ -528,7 +528,7 @@ class NodeMachine:
         if word.view.term != context.view.term or word.view.version <= context.view.version:
             return
         message = self._views.take(received)
-        if not isinstance(message, messages.Mend) or word.view.blocks != context.view.blocks:
+        if not isinstance(message, messages.Mend) or word.view.cut != context.view.cut:
             return
         view = message.view
         if self.identity.node_id not in view:

@@ -29,7 +29,7 @@ class SimulatedState:
     weights: str = ""
     pending: str = ""
     """Of a whole state where steps are late: the parameters, and what the next step comes from."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """The cut that the stage is of."""
     part: StagePart | None = None
     """It is no more than this of the stage."""
@@ -45,8 +45,8 @@ def manifest_of(blob: SimulatedState) -> str:
             "with_optimizer": blob.with_optimizer,
             "weights": blob.weights,
             "pending": blob.pending,
-            "blocks": blob.blocks,
-            "part": None if blob.part is None else [blob.part.blocks, blob.part.stage_index],
+            "blocks": blob.cut,
+            "part": None if blob.part is None else [blob.part.cut, blob.part.stage_index],
         }
     )
 

@@ -464,8 +464,8 @@ class Checker:
             return
         self._bases[era] = opening.committed.number
         # What hashes of another cut hash to has not been before.
-        recut = opening.view.blocks != self._cuts.get(era - 1, ())
-        self._cuts[era] = opening.view.blocks
+        recut = opening.view.cut != self._cuts.get(era - 1, ())
+        self._cuts[era] = opening.view.cut
         if origin.source is Source.NEIGHBOURS or recut or era - 1 in self._made_up:
             self._made_up.add(era)
 

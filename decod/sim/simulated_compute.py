@@ -112,7 +112,7 @@ class StageModel:
         self._late = LateSteps()
         self._source = next(_SOURCES)
         self.stage_index = -1
-        self.blocks: StageBlocks = ()
+        self.cut: StageBlocks = ()
         self.iteration = self.anchor = 0
         """The last committed iteration, and the last with an average."""
         self.learnt = [Counter[MicrobatchId]() for _ in range(run.sync.fragments)]
@@ -151,8 +151,8 @@ class StageModel:
     def _place(self) -> str:
         """The stage, whatever the cut that it is of."""
         index = self.stage_index
-        same = self.same((), self.blocks, index)
-        return str(index if same else self._run.stage_blocks(self.blocks)[index])
+        same = self.same((), self.cut, index)
+        return str(index if same else self._run.stage_blocks(self.cut)[index])
 
     # --- state --------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class StageModel:
             raise MisuseError(f"stage {job.stage_index} of {self._num_stages} stages")
         self._forget()
         self.stage_index = job.stage_index
-        self.blocks = job.blocks
+        self.cut = job.cut
         self._begin_at(0)
         self.parameter_hash = _sha256(f"seed {self._run.seed} stage {self._place}")
         self._late.begin(self.parameter_hash)
@@ -179,7 +179,7 @@ class StageModel:
         if self.is_client:
             raise MisuseError(f"{job}: a client has nothing to give")
         place = self.stage_index, self.anchor, self.parameter_hash
-        blob = SimulatedState(*place, job.with_optimizer, blocks=self.blocks)
+        blob = SimulatedState(*place, job.with_optimizer, cut=self.cut)
         blob = self._late.snapshot(job, blob) if self._run.delay else blob
         return JobOutcome(jobs.SnapshotTaken(blob.iteration, manifest_of(blob)), (blob,))
 
@@ -190,7 +190,7 @@ class StageModel:
         blob = _only(job, inputs, SimulatedState)
         if (manifest_of(blob),) != job.manifests or blob.iteration != job.iteration:
             raise MisuseError(f"{job} with the blob {blob}")
-        same = self.same(blob.blocks, self.blocks, self.stage_index)
+        same = self.same(blob.cut, self.cut, self.stage_index)
         if blob.stage_index != self.stage_index or not same:
             raise MisuseError(f"{job} at stage {self.stage_index} with the blob {blob}")
         if not (blob.with_optimizer or self.is_client):
@@ -204,16 +204,16 @@ class StageModel:
     def _load_parts(self, job: jobs.Load, inputs: tuple[Content, ...]) -> JobOutcome:
         """Put the stage together from what stages of another cut had of it."""
         blobs = [blob for blob in inputs if isinstance(blob, SimulatedState)]
-        own = (self.blocks, self.stage_index)
+        own = (self.cut, self.stage_index)
         part = blobs[0].part
         if tuple(map(manifest_of, blobs)) != job.manifests or part is None:
             raise MisuseError(f"{job} with {inputs}")
         if any(b.part != part or b.iteration != job.iteration for b in blobs):
             raise MisuseError(f"{job} at stage {self.stage_index} with {inputs}")
-        if part.stage_index != self.stage_index or not self.same(part.blocks, *own):
+        if part.stage_index != self.stage_index or not self.same(part.cut, *own):
             raise MisuseError(f"{job} at stage {own} with {inputs}")
         stages = [blob.stage_index for blob in blobs]
-        if stages != stages_with(self._run, blobs[0].blocks, self.blocks, self.stage_index):
+        if stages != stages_with(self._run, blobs[0].cut, self.cut, self.stage_index):
             raise MisuseError(f"{job} of stages {stages} at stage {self.stage_index}")
         self._forget()
         self._begin_at(job.iteration)

@@ -184,7 +184,7 @@ class _Fetch:
         wanted = self.wanted
         assert isinstance(content, SimulatedState)
         compute = self.asker.compute
-        if not compute.same(content.blocks, wanted.blocks, wanted.stage_index):
+        if not compute.same(content.cut, wanted.cut, wanted.stage_index):
             self.fail("it is a stage of another cut")
         elif wanted.parameter_hash not in ("", content.parameter_hash):
             self.fail("it is not the state that was committed")
@@ -298,7 +298,7 @@ class States:
             tensor = host.tensors.add(blob)
             manifest = manifest_of(blob)
             place = (blob.stage_index, blob.iteration)
-            cut = (wanted.blocks, wanted.part)
+            cut = (wanted.cut, wanted.part)
             host.deliver(ev.StateFetched(*place, manifest, tensor, *cut))
             return
         size_bytes = host.profile.num_bytes(blob)
@@ -325,7 +325,7 @@ class States:
             return
         if num_asked >= len(wanted.donors):
             assert isinstance(wanted, fx.FetchState)
-            cut = (wanted.blocks, wanted.part)
+            cut = (wanted.cut, wanted.part)
             failed = ev.StateFetchFailed(wanted.stage_index, wanted.iteration, reason, *cut)
             self._host.deliver(failed)
             return
@@ -367,9 +367,7 @@ class States:
         wanted = fetch.wanted
         whole = wanted.with_optimizer if isinstance(wanted, fx.FetchState) else True
         self._host.deliver(
-            ev.StateRequested(
-                request_id, stage, iteration, with_optimizer=whole, blocks=wanted.blocks
-            )
+            ev.StateRequested(request_id, stage, iteration, with_optimizer=whole, cut=wanted.cut)
         )
 
     def serve(self, effect: fx.ServeState) -> None:

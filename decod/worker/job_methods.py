@@ -412,7 +412,7 @@ class JobRunner(PassRunner[StageExecutor]):
     @runs(jobs.Build)
     def _build(self, request: Request[jobs.Build]) -> jobs.Built:
         job = request.job
-        report = self._ready.build(job.stage_index, trial=job.trial, blocks=job.blocks)
+        report = self._ready.build(job.stage_index, trial=job.trial, blocks=job.cut)
         give_back_memory()
         return jobs.Built(report.hash, report.num_parameters, report.activation_bytes)
 
@@ -464,7 +464,7 @@ class JobRunner(PassRunner[StageExecutor]):
             self._ready.config, is_client=not job.with_optimizer, sharded=False, rows=None
         )
         other = StageExecutor(config)
-        other.build(job.stage_index, blocks=job.blocks)
+        other.build(job.stage_index, blocks=job.cut)
         entries = parse_description(job.manifest).entries
         with self._arena.state(request.inputs[0]) as blob:
             found = other.load([(blob, entries)], job.iteration)

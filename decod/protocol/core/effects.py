@@ -74,7 +74,7 @@ class FetchState:
     """This node's own committed state is nearly that: what is the same in it is not fetched."""
     with_optimizer: bool = True
     """The whole state, and not only the parameters."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """The cut that the stage is of."""
     part: StagePart | None = None
     """Fetch no more than this of it."""
@@ -110,7 +110,7 @@ class MirrorState:
     stage_index: int
     iteration: int
     parameter_hash: str
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """The cut that the stage is of."""
 
 

@@ -61,7 +61,7 @@ class Mark:
     iteration: Ordinal
     hashes: Annotated[Hashes, Unique("stage_index")]
     """Of all stages, as they were committed."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """The cut that these stages are of."""
 
     def hash_of(self, stage_index: int) -> str:
@@ -79,7 +79,7 @@ def add_mark(marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
 class StagePart:
     """What a stage of one cut has of a stage of another."""
 
-    blocks: StageBlocks
+    cut: StageBlocks
     """How the model is cut where the part is wanted."""
     stage_index: int
     """There."""
@@ -129,7 +129,7 @@ class Origin:
     """Iterations that had been committed and are computed again."""
     holders: Annotated[tuple[StateHolders, ...], AtMost(STAGES_MAX), Unique("stage_index")] = ()
     """Of each stage, if states are fetched from hosts."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """The cut that these stages are of."""
 
     @property

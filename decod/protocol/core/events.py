@@ -175,7 +175,7 @@ class StateRequested:
     """What the asker takes for this node's stage."""
     iteration: int
     with_optimizer: bool
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """The cut that the stage is of."""
 
 
@@ -187,7 +187,7 @@ class StateFetched:
     iteration: int
     manifest: str
     tensor: Tensor
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """As in the effect, as is the part."""
     part: StagePart | None = None
 
@@ -200,7 +200,7 @@ class StateFetchFailed:
     iteration: int
     reason: str
     """What the last one said."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """As in the effect, as is the part."""
     part: StagePart | None = None
 
@@ -280,7 +280,7 @@ class AverageRequested:
 class RecutRequested:
     """Leader: cut the model anew. Ends with the note `run.recut` or `recut.failed`."""
 
-    blocks: StageBlocks
+    cut: StageBlocks
 
 
 @dataclass(frozen=True, slots=True)

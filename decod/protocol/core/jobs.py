@@ -199,7 +199,7 @@ class Build(BaseJob):
     stage_index: int
     trial: bool = False
     """The stage is only to be measured: weights that are not trained are zeros."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """How the model is cut. None: as the run file says."""
 
 
@@ -498,7 +498,7 @@ class StandIn(BaseJob):
     """As in `Load`."""
     with_optimizer: bool
     """The blob holds the optimizer's state, too."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """How the model is cut, as in `Build`."""
 
 

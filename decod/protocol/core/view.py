@@ -138,14 +138,14 @@ class View:
     """Stage 0 and all relay stages, also those that have no member at present."""
     members: Annotated[tuple[Member, ...], AtMost(MEMBERS_MAX)]
     """In order of (stage, leader first, node id): the same on every node."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """How the model is cut. None: as the run file says."""
 
     def verify(self) -> None:
         """Raise `MalformedMessageError` if it breaks a rule of views, unless it has no members: a
         change goes with such a one."""
-        if self.blocks and len(self.blocks) != self.num_stages - 1:
-            raise malformed("blocks", self.blocks, allowed="of each relay stage, or none")
+        if self.cut and len(self.cut) != self.num_stages - 1:
+            raise malformed("cut", self.cut, allowed="of each relay stage, or none")
         if self.members and (fault := fault_of(self)) is not None:
             raise malformed(fault.field, fault.value, allowed=fault.allowed)
 
@@ -157,7 +157,7 @@ class View:
         leader: NodeId,
         term: int,
         num_stages: int,
-        blocks: StageBlocks = (),
+        cut: StageBlocks = (),
     ) -> "View":
         """Return a view with its members in the canonical order."""
         ordered = sorted(members, key=lambda m: (m.stage_index, m.node_id != leader, m.node_id))
@@ -167,11 +167,11 @@ class View:
             term=term,
             num_stages=num_stages,
             members=tuple(ordered),
-            blocks=blocks,
+            cut=cut,
         )
 
     def successor(
-        self, members: Iterable[Member], *, leader: NodeId, blocks: StageBlocks | None = None
+        self, members: Iterable[Member], *, leader: NodeId, cut: StageBlocks | None = None
     ) -> "View":
         """Return the view of the next version, with these members, in the same cut or another."""
         return View.of(
@@ -180,7 +180,7 @@ class View:
             leader=leader,
             term=self.term,
             num_stages=self.num_stages,
-            blocks=self.blocks if blocks is None else blocks,
+            cut=self.cut if cut is None else cut,
         )
 
     @cached_property
@@ -260,7 +260,7 @@ class View:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of everything in the view, in hexadecimal digits."""
-        head = f"{self.version} {self.term} {self.num_stages} {self.leader} {self.blocks}"
+        head = f"{self.version} {self.term} {self.num_stages} {self.leader} {self.cut}"
         text = "\n".join((head, *map(_line_of, self.members)))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -391,7 +391,7 @@ class Opening:
         """Return what a stage's parameters were at a mark in the cut of the view; empty if that is
         not known."""
         mark = self.mark_of(iteration)
-        same = mark is not None and mark.blocks == self.view.blocks
+        same = mark is not None and mark.cut == self.view.cut
         return mark.hash_of(stage_index) if mark is not None and same else ""
 
 
@@ -632,7 +632,7 @@ def changed_view(base: View, outline: View, change: ViewChange) -> View | None:
         leader=outline.leader,
         term=outline.term,
         num_stages=outline.num_stages,
-        blocks=outline.blocks,
+        cut=outline.cut,
     )
     return view if view.hash == change.result and fault_of(view) is None else None
 

@@ -303,7 +303,7 @@ class Admission:
             donors=donors_of(view, stage, sender) if begun else (),
             view_term=view.term,
             view_version=view.version,
-            blocks=view.blocks,
+            cut=view.cut,
         )
         self._out.send(sender, assign)
 
@@ -380,7 +380,7 @@ class Admission:
         candidate = self.candidates.get(sender)
         if candidate is None or candidate.stage_index != message.stage_index:
             return
-        if message.blocks != view.blocks:
+        if message.cut != view.cut:
             candidate.prepared = False
             self._send_assignment(view, sender, candidate)
             return

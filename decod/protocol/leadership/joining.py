@@ -133,7 +133,7 @@ class Joining:
             self._assigned.stage_index,
             self._built.parameter_hash,
             state_at,
-            self._assigned.blocks,
+            self._assigned.cut,
         )
         self._out.send(self._context.view.leader, prepared)
 
@@ -150,7 +150,7 @@ class Joining:
         elif (
             not self._fetching
             or event.iteration != context.facts.start_iteration
-            or event.blocks != context.built_in
+            or event.cut != context.built_in
         ):
             self._out.free(event.tensor)
         else:
@@ -224,7 +224,7 @@ class Joining:
         if received.sender != view.leader or self._context.node_id in view:
             return
         if isinstance(message, Assign):
-            if self._context.run.allows(message.blocks):
+            if self._context.run.allows(message.cut):
                 self.assigned(message)
         else:
             assert isinstance(message, Refuse)
@@ -264,8 +264,8 @@ class Joining:
         if message.donors and not self._context.run.trains_all:
             # They have the weights that the stage does not train.
             self._out.put(UseMembers(message.donors))
-        self._context.built_in = message.blocks
-        self._context.compute.submit(Build(message.stage_index, blocks=message.blocks), self)
+        self._context.built_in = message.cut
+        self._context.compute.submit(Build(message.stage_index, cut=message.cut), self)
 
     @property
     def donors(self) -> tuple[Member, ...]:
@@ -310,9 +310,7 @@ class Joining:
         self._fetching = True
         donors = (self._context.view.leader,)
         iteration = self._context.facts.start_iteration
-        wanted = FetchState(
-            donors, self._assigned.stage_index, iteration, blocks=self._assigned.blocks
-        )
+        wanted = FetchState(donors, self._assigned.stage_index, iteration, cut=self._assigned.cut)
         self._out.put(wanted)
 
 

@@ -549,7 +549,7 @@ class Leader:
             self.iteration.number,
             vote.hashes,
             before=commit.before,
-            blocks=self.view.blocks,
+            cut=self.view.cut,
         )
         done = 0 < self.run.num_iterations <= self.iteration.number
         averaged = commit.before is not None
@@ -759,13 +759,13 @@ class Leader:
 
     # --- another cut --------------------------------------------------------------------------
 
-    def recut(self, blocks: StageBlocks) -> None:
+    def recut(self, cut: StageBlocks) -> None:
         """The operator wants the model cut anew, at the next average."""
         recut = self.recovery.recut
         if recut.wanted:
             self._out.note("recut.failed", reason="another one is under way")
             return
-        recut.wanted = blocks
+        recut.wanted = cut
         if self.state not in UNDER_WAY:
             recut.give_up("the run is not training")
 
@@ -790,9 +790,9 @@ class Leader:
         self._num_failures = 0
         self.sync.begin_era(self.committed, plan.origin)
         self.seats.begin_era()
-        if plan.blocks != self.view.blocks:
+        if plan.cut != self.view.cut:
             self.admission.recut()
-        view = self.view.successor(plan.members, leader=self.node_id, blocks=plan.blocks)
+        view = self.view.successor(plan.members, leader=self.node_id, cut=plan.cut)
         opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
         message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
         self._announce(now_s, message, goodbye=())

@@ -66,7 +66,7 @@ class EraPlan:
     origin: Origin
     members: tuple[Member, ...]
     """All members, in their new places; candidates that were prepared are among them."""
-    blocks: StageBlocks
+    cut: StageBlocks
     """How the model is cut."""
     missing: str = ""
     """Why all go back no less far; empty if nothing newer was there to go back to."""
@@ -128,9 +128,9 @@ class Recut:
 
     def take(self) -> StageBlocks:
         """Return the new cut, which holds from now on."""
-        blocks = self.wanted
+        cut = self.wanted
         self._forget()
-        return blocks
+        return cut
 
     def give_up(self, reason: str) -> None:
         """The old cut stays."""
@@ -240,10 +240,10 @@ class StageRecovery:
         self._loads = None
         return True
 
-    def written(self, iteration: int, blocks: StageBlocks) -> None:
+    def written(self, iteration: int, cut: StageBlocks) -> None:
         """This host has written a checkpoint, whose stages are of this cut."""
         self.checkpoint = iteration
-        self._checkpoint_cuts[iteration] = blocks
+        self._checkpoint_cuts[iteration] = cut
 
     def read(self, event: CheckpointRead) -> None:
         """This host has read its checkpoint: that is what it rests on, or an older one."""
@@ -258,7 +258,7 @@ class StageRecovery:
         hashes: Hashes,
         *,
         before: int | None,
-        blocks: StageBlocks = (),
+        cut: StageBlocks = (),
     ) -> None:
         """An iteration is final. It is marked if it is the first since it was time.
 
@@ -267,7 +267,7 @@ class StageRecovery:
             iteration: Its number.
             hashes: Of all stages.
             before: The iteration of the average before this one. None: there is none in this.
-            blocks: How the model is cut.
+            cut: How the model is cut.
         """
         every = self._every
         due = every and before is not None and iteration // every > before // every
@@ -277,7 +277,7 @@ class StageRecovery:
         if recut:
             self._lost_s = now_s
         if due or recut:
-            self.marks = add_mark(self.marks, Mark(iteration, hashes, blocks))
+            self.marks = add_mark(self.marks, Mark(iteration, hashes, cut))
         self._refused.clear()
         self._stuck.clear()
         origin = self.origin
@@ -287,7 +287,7 @@ class StageRecovery:
         self.last = Rebuilt(origin, self._base, now_s - self._lost_s)
         if not origin.lost:
             duration_s = round(now_s - self._lost_s, 3)
-            text = blocks_text(blocks)
+            text = blocks_text(cut)
             self._out.note("run.recut", blocks=text, iteration=self._base, duration_s=duration_s)
             return
         self._out.note(
@@ -357,7 +357,7 @@ class StageRecovery:
         members = [_moved(member, moves, base) for member in view.members]
         members += admission.members(Iteration(base, 0), Iteration(base, 0))
         missing = self._missing(view, range(base + 1, iteration + 1), holders)
-        plan = EraPlan(base, origin, tuple(members), view.blocks, missing)
+        plan = EraPlan(base, origin, tuple(members), view.cut, missing)
         self._begun(plan)
         return plan
 
@@ -385,7 +385,7 @@ class StageRecovery:
             return None
         num_repeated = iteration - mark.iteration
         holders_of = tuple(StateHolders(*each) for each in named)
-        origin = Origin(Source.KEPT, (), num_repeated, holders_of, mark.blocks)
+        origin = Origin(Source.KEPT, (), num_repeated, holders_of, mark.cut)
         members = tuple(_moved(member, {}, mark.iteration) for member in view.members)
         plan = EraPlan(mark.iteration, origin, members, recut.take())
         self._begun(plan)
@@ -442,7 +442,7 @@ class StageRecovery:
             for kept in candidate.join.kept:
                 found[kept].append(node)
         mark = next((mark for mark in self.marks if mark.iteration == iteration), None)
-        if mark is None or mark.blocks != view.blocks:
+        if mark is None or mark.cut != view.cut:
             return found
         # Nothing was committed since: members still hold it themselves.
         loading = self._loading
@@ -475,7 +475,7 @@ class StageRecovery:
             nodes = [holders.get(Kept(s, mark.iteration, mark.hash_of(s)), ()) for s in stages]
             if all(nodes) and mark.iteration <= iteration:
                 named = [StateHolders(s, tuple(nodes[s][:HOLDERS_MAX])) for s in stages]
-                options.append((mark.iteration, Source.KEPT, tuple(named), mark.blocks))
+                options.append((mark.iteration, Source.KEPT, tuple(named), mark.cut))
         if self.checkpoint is not None and self.checkpoint <= iteration:
             here = tuple(StateHolders(stage, (view.leader,)) for stage in stages)
             cut = self._checkpoint_cuts.get(self.checkpoint, ())
@@ -489,7 +489,7 @@ class StageRecovery:
         lost, changes = self._lacking_stages(view)
         if changes or 0 in lost or len(lost) >= view.num_stages - 1:
             return None
-        return iteration, Source.NEIGHBOURS, (), view.blocks
+        return iteration, Source.NEIGHBOURS, (), view.cut
 
     @property
     def lost(self) -> str:

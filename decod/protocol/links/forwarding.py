@@ -92,7 +92,9 @@ class Outbox:
         """Whether a message would still mean something to its receiver."""
         if isinstance(message, Open):
             return message.opening.iteration == self._context.iteration
-        if isinstance(message, Leave):
+        # That this node can't go on is known to nobody else.
+        own = isinstance(message, Suspect) and message.node_id == self._context.node_id
+        if own or isinstance(message, Leave):
             return True
         if isinstance(message, ElectionMessage):
             return False  # An election that has not ended is begun again.
@@ -100,8 +102,6 @@ class Outbox:
             return False  # A newer one follows by itself.
         if receiver not in self._context.view:
             return False
-        if isinstance(message, Suspect) and message.node_id == self._context.node_id:
-            return True  # It can't go on by itself, and nobody else knows.
         if isinstance(message, Passed):
             return True
         if travels_on(message, self._context.opening.anchor):

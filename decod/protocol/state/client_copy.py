@@ -103,10 +103,8 @@ class ClientState(StageState):
         if not self._comparable:
             parameter_hash = ""
         self._out.note("parameters.requested", num_donors=len(servers), iteration=iteration)
-        blocks = context.view.blocks
-        wanted = FetchState(
-            donors, stage, iteration, parameter_hash, with_optimizer=False, blocks=blocks
-        )
+        cut = context.view.cut
+        wanted = FetchState(donors, stage, iteration, parameter_hash, with_optimizer=False, cut=cut)
         self._out.put(wanted)
 
     @property

@@ -428,9 +428,9 @@ class Replay:
             self._backlog.keep_behind(base)
             donors = self._choice.donor_ids
             self._out.note("state.requested", num_donors=len(donors), iteration=base.number)
-            blocks = self._context.built_in
+            cut = self._context.built_in
             stage = self._choice.stage_index
-            self._out.put(FetchState(donors, stage, base.number, blocks=blocks))
+            self._out.put(FetchState(donors, stage, base.number, cut=cut))
         elif self._target is None and base != self._base:
             self.restart(now_s, f"{sender[:8]} has started again")
 
@@ -465,7 +465,7 @@ class Replay:
         """Whether an event is about the state that this node has asked for as a follower."""
         wanted = self._base is not None and self._state_at is None and self._job is None
         place = (self._choice.stage_index, self._base.number if self._base is not None else -1)
-        same = event.blocks == self._context.built_in and event.part is None
+        same = event.cut == self._context.built_in and event.part is None
         return wanted and same and (event.stage_index, event.iteration) == place
 
     def fetched(self, event: StateFetched) -> None:

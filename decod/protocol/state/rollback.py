@@ -88,8 +88,8 @@ class Mirrors:
                 continue
             first = mirrors.index(context.node_id) % len(donors)
             donors = donors[first:] + donors[:first]
-            blocks = context.view.blocks
-            self._out.put(MirrorState(tuple(donors), stage, mark.iteration, wanted, blocks))
+            cut = context.view.cut
+            self._out.put(MirrorState(tuple(donors), stage, mark.iteration, wanted, cut))
 
     # --- copies of this node's own state ------------------------------------------------------
 
@@ -272,8 +272,8 @@ class Rollback:
         self._opening = opening
         self._num_loads = 0
         if moved or origin.source is Source.START:
-            blocks = self._context.built_in = self._context.view.blocks
-            self._submit(Build(index, blocks=blocks))
+            cut = self._context.built_in = self._context.view.cut
+            self._submit(Build(index, cut=cut))
         else:
             self._fetch()
 
@@ -297,21 +297,21 @@ class Rollback:
         context = self._context
         iteration = self._iteration
         own = context.member.stage_index
-        blocks = self._cut = context.view.blocks
+        cut = self._cut = context.view.cut
         part: StagePart | None = None
         if self._origin.source is Source.NEIGHBOURS:
             self._awaited = neighbours_of(self._origin, context.view.rosters, own)
         else:
-            self._cut = self._origin.blocks
-            self._awaited = stages_with(context.run, self._cut, blocks, own)
-            if not same_stage(context.run, self._cut, blocks, own):
-                part = StagePart(blocks, own)
+            self._cut = self._origin.cut
+            self._awaited = stages_with(context.run, self._cut, cut, own)
+            if not same_stage(context.run, self._cut, cut, own):
+                part = StagePart(cut, own)
         self._part = part
         for stage in self._awaited:
             donors = self._donors(stage)
             self._out.note("state.requested", num_donors=len(donors), iteration=iteration)
             wanted = self._hash_of(stage)
-            fetch = FetchState(donors, stage, iteration, wanted, blocks=self._cut, part=part)
+            fetch = FetchState(donors, stage, iteration, wanted, cut=self._cut, part=part)
             self._out.put(fetch)
 
     def _hash_of(self, stage: int) -> str:
@@ -358,7 +358,7 @@ class Rollback:
     def takes(self, event: StateFetched | StateFetchFailed) -> bool:
         """Whether an event is about what this node asked for on its way to an era's state."""
         awaited = self.active and self._job is None and event.stage_index in self._awaited
-        same = awaited and (event.blocks, event.part) == (self._cut, self._part)
+        same = awaited and (event.cut, event.part) == (self._cut, self._part)
         return same and event.iteration == self._iteration
 
     def fetched(self, event: StateFetched) -> None:

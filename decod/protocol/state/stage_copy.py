@@ -37,7 +37,7 @@ def note_return(decision: Open, context: Context, stage_before: int | None) -> N
     index = context.member.stage_index
     assert origin is not None
     if not origin.lost:
-        blocks = context.run.stage_blocks(decision.opening.view.blocks)[index]
+        blocks = context.run.stage_blocks(decision.opening.view.cut)[index]
         context.out.note(
             "stage.recut",
             stage=index,
@@ -223,7 +223,7 @@ class StageCopy:
         entering = stage_before is None
         moved = not entering and stage_before != stage_index
         context = self._context
-        recut = not same_stage(context.run, context.built_in, opening.view.blocks, stage_index)
+        recut = not same_stage(context.run, context.built_in, opening.view.cut, stage_index)
         self.arrival.end()
         self.stage.parameter_hash = ""
         rebuilds = moved or recut or (entering and not pristine)

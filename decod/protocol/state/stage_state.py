@@ -155,9 +155,9 @@ class StageState:
         alike = self._amended == self.iteration
         self._asked = True
         self._out.note("state.requested", num_donors=len(donors), iteration=self.iteration)
-        blocks = self._context.view.blocks
+        cut = self._context.view.cut
         self._out.put(
-            FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike, blocks=blocks)
+            FetchState(donors, stage, self.iteration, self._wanted_hash, alike=alike, cut=cut)
         )
 
     def give_up(self, reason: str) -> None:
@@ -169,9 +169,9 @@ class StageState:
 
     def _wants(self, event: StateFetched | StateFetchFailed) -> bool:
         member = self._context.view.by_id.get(self._context.node_id)
-        blocks = self._context.view.blocks
+        cut = self._context.view.cut
         here = member is None or event.stage_index == member.stage_index
-        same_stage = here and event.blocks == blocks and event.part is None
+        same_stage = here and event.cut == cut and event.part is None
         lacking = self._asked and not self.loaded
         return same_stage and lacking and event.iteration == self.iteration
 
@@ -317,7 +317,7 @@ class StageState:
             self._refuse([event], "too many requests wait")
         elif member is None or event.stage_index != member.stage_index:
             self._refuse([event], f"does not serve stage {event.stage_index}")
-        elif event.blocks != self._context.view.blocks:
+        elif event.cut != self._context.view.cut:
             self._refuse([event], "the model is cut otherwise by now")
         elif self._knows_ahead(event) or (self.loaded and event.iteration == self.iteration):
             self._copy(event)

@@ -668,7 +668,7 @@ class StageJudge(Auditor):
                 iteration,
                 parameter_hash,
                 with_optimizer=whole,
-                blocks=context.view.blocks,
+                cut=context.view.cut,
             )
             self._out.put(state)
 
@@ -684,7 +684,7 @@ class StageJudge(Auditor):
         self._asked = False
         tensor = context.tensors.add(event.tensor)
         of = (event.stage_index, event.iteration, event.manifest, context.run.rounded)
-        context.compute.submit(StandIn(*of, context.view.blocks), self, [tensor])
+        context.compute.submit(StandIn(*of, context.view.cut), self, [tensor])
 
     def give_up(self, reason: str) -> None:
         """Tell the leader that this node can't judge."""

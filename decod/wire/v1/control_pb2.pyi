@@ -351,7 +351,7 @@ class Join(_message.Message):
     def __init__(self, address: _Optional[str] = ..., role: _Optional[_Union[Role, str]] = ..., capacity: _Optional[int] = ..., stage_index: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., incarnation: _Optional[int] = ..., name: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., duty: _Optional[_Union[Duty, str]] = ..., reach: _Optional[_Union[Reach, str]] = ...) -> None: ...
 
 class Assign(_message.Message):
-    __slots__ = ("stage_index", "data_node_index", "reason", "begun", "donors", "view_term", "view_version", "blocks")
+    __slots__ = ("stage_index", "data_node_index", "reason", "begun", "donors", "view_term", "view_version", "cut")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     DATA_NODE_INDEX_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -359,7 +359,7 @@ class Assign(_message.Message):
     DONORS_FIELD_NUMBER: _ClassVar[int]
     VIEW_TERM_FIELD_NUMBER: _ClassVar[int]
     VIEW_VERSION_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     data_node_index: int
     reason: str
@@ -367,8 +367,8 @@ class Assign(_message.Message):
     donors: _containers.RepeatedCompositeFieldContainer[Member]
     view_term: int
     view_version: int
-    blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ..., begun: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., view_term: _Optional[int] = ..., view_version: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    cut: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stage_index: _Optional[int] = ..., data_node_index: _Optional[int] = ..., reason: _Optional[str] = ..., begun: _Optional[bool] = ..., donors: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., view_term: _Optional[int] = ..., view_version: _Optional[int] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("reason", "again_s", "over")
@@ -381,16 +381,16 @@ class Refuse(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., again_s: _Optional[float] = ..., over: _Optional[bool] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("stage_index", "parameter_hash", "state_at", "blocks")
+    __slots__ = ("stage_index", "parameter_hash", "state_at", "cut")
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     PARAMETER_HASH_FIELD_NUMBER: _ClassVar[int]
     STATE_AT_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     stage_index: int
     parameter_hash: str
     state_at: Iteration
-    blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ..., state_at: _Optional[_Union[Iteration, _Mapping]] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    cut: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, stage_index: _Optional[int] = ..., parameter_hash: _Optional[str] = ..., state_at: _Optional[_Union[Iteration, _Mapping]] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("iteration", "bans", "view_version")
@@ -1905,20 +1905,20 @@ class ViewChange(_message.Message):
     def __init__(self, base: _Optional[str] = ..., result: _Optional[str] = ..., gone: _Optional[_Iterable[str]] = ..., changed: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., electors: _Optional[_Union[ElectorChange, _Mapping]] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("version", "leader", "term", "num_stages", "members", "blocks")
+    __slots__ = ("version", "leader", "term", "num_stages", "members", "cut")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LEADER_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     NUM_STAGES_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     version: int
     leader: str
     term: int
     num_stages: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    cut: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NodeLoad(_message.Message):
     __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state", "kept", "awaited", "times", "device", "memory_bytes")
@@ -1991,28 +1991,28 @@ class IndexedClaim(_message.Message):
     def __init__(self, hop_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Mark(_message.Message):
-    __slots__ = ("iteration", "hashes", "blocks")
+    __slots__ = ("iteration", "hashes", "cut")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
-    blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, iteration: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    cut: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, iteration: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Origin(_message.Message):
-    __slots__ = ("source", "lost", "num_repeated", "holders", "blocks")
+    __slots__ = ("source", "lost", "num_repeated", "holders", "cut")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
     NUM_REPEATED_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     source: Source
     lost: _containers.RepeatedScalarFieldContainer[int]
     num_repeated: int
     holders: _containers.RepeatedCompositeFieldContainer[StateHolders]
-    blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, source: _Optional[_Union[Source, str]] = ..., lost: _Optional[_Iterable[int]] = ..., num_repeated: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[StateHolders, _Mapping]]] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    cut: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, source: _Optional[_Union[Source, str]] = ..., lost: _Optional[_Iterable[int]] = ..., num_repeated: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[StateHolders, _Mapping]]] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ElectorChange(_message.Message):
     __slots__ = ("first", "without_vote", "former")

@@ -25,49 +25,49 @@ _sym_db = _symbol_database.Default()
 from decod.wire.v1 import membership_pb2 as decod_dot_wire_dot_v1_dot_membership__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x63od/wire/v1/state.proto\x12\rdecod.wire.v1\x1a\x1e\x64\x65\x63od/wire/v1/membership.proto\"\xaa\x01\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x11\n\titeration\x18\x03 \x01(\x03\x12\x16\n\x0ewith_optimizer\x18\x04 \x01(\x08\x12\x13\n\x0bstage_index\x18\x05 \x01(\x05\x12\x11\n\tpast_hash\x18\x06 \x01(\t\x12\x11\n\tbase_hash\x18\x07 \x01(\t\x12\x0e\n\x06\x62locks\x18\x08 \x03(\x05\"8\n\x10\x44\x65scribeResponse\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"l\n\x0c\x46\x65tchRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x10\n\x08state_id\x18\x03 \x01(\t\x12\x13\n\x0b\x66irst_chunk\x18\x04 \x01(\x05\x12\x12\n\nnum_chunks\x18\x05 \x01(\x05\"K\n\rFetchResponse\x12,\n\x07refusal\x18\x01 \x01(\x0e\x32\x1b.decod.wire.v1.FetchRefusal\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"E\n\x0eReleaseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x10\n\x08state_id\x18\x03 \x01(\t\"\x11\n\x0fReleaseResponse\"y\n\x0cStoreRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x11\n\titeration\x18\x03 \x01(\x03\x12\x13\n\x0bstage_index\x18\x04 \x01(\x05\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\x0e\n\x06\x62locks\x18\x06 \x03(\x05\"k\n\rStoreResponse\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x13\n\x0blacks_store\x18\x02 \x01(\x08\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x11\n\tnum_bytes\x18\x04 \x01(\x03\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\"t\n\x10ReadBlockRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x13\n\x0bshard_index\x18\x03 \x01(\x05\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x03\x12\x12\n\nsize_bytes\x18\x05 \x01(\x05\"2\n\x11ReadBlockResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"v\n\x15\x45xchangeTokensRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12)\n\x05known\x18\x03 \x03(\x0b\x32\x1a.decod.wire.v1.TokenDigest\x12\x0f\n\x07records\x18\x04 \x01(\x0c\")\n\x0bTokenDigest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\":\n\x16\x45xchangeTokensResponse\x12\x0f\n\x07records\x18\x01 \x01(\x0c\x12\x0f\n\x07unknown\x18\x02 \x03(\t\"6\n\x11ReadStatusRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\")\n\x12ReadStatusResponse\x12\x13\n\x0bstatus_json\x18\x01 \x01(\t\"7\n\x12ReadReceiptRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\"S\n\x13ReadReceiptResponse\x12)\n\x07receipt\x18\x01 \x01(\x0b\x32\x18.decod.wire.v1.Statement\x12\x11\n\titeration\x18\x02 \x01(\x03*]\n\x0c\x46\x65tchRefusal\x12\x1d\n\x19\x46\x45TCH_REFUSAL_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46\x45TCH_REFUSAL_BUSY\x10\x01\x12\x16\n\x12\x46\x45TCH_REFUSAL_GONE\x10\x02\x32\x89\x05\n\x0cStateService\x12K\n\x08\x44\x65scribe\x12\x1e.decod.wire.v1.DescribeRequest\x1a\x1f.decod.wire.v1.DescribeResponse\x12\x44\n\x05\x46\x65tch\x12\x1b.decod.wire.v1.FetchRequest\x1a\x1c.decod.wire.v1.FetchResponse0\x01\x12H\n\x07Release\x12\x1d.decod.wire.v1.ReleaseRequest\x1a\x1e.decod.wire.v1.ReleaseResponse\x12\x44\n\x05Store\x12\x1b.decod.wire.v1.StoreRequest\x1a\x1c.decod.wire.v1.StoreResponse0\x01\x12N\n\tReadBlock\x12\x1f.decod.wire.v1.ReadBlockRequest\x1a .decod.wire.v1.ReadBlockResponse\x12]\n\x0e\x45xchangeTokens\x12$.decod.wire.v1.ExchangeTokensRequest\x1a%.decod.wire.v1.ExchangeTokensResponse\x12Q\n\nReadStatus\x12 .decod.wire.v1.ReadStatusRequest\x1a!.decod.wire.v1.ReadStatusResponse\x12T\n\x0bReadReceipt\x12!.decod.wire.v1.ReadReceiptRequest\x1a\".decod.wire.v1.ReadReceiptResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x64\x65\x63od/wire/v1/state.proto\x12\rdecod.wire.v1\x1a\x1e\x64\x65\x63od/wire/v1/membership.proto\"\xa7\x01\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x11\n\titeration\x18\x03 \x01(\x03\x12\x16\n\x0ewith_optimizer\x18\x04 \x01(\x08\x12\x13\n\x0bstage_index\x18\x05 \x01(\x05\x12\x11\n\tpast_hash\x18\x06 \x01(\t\x12\x11\n\tbase_hash\x18\x07 \x01(\t\x12\x0b\n\x03\x63ut\x18\x08 \x03(\x05\"8\n\x10\x44\x65scribeResponse\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"l\n\x0c\x46\x65tchRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x10\n\x08state_id\x18\x03 \x01(\t\x12\x13\n\x0b\x66irst_chunk\x18\x04 \x01(\x05\x12\x12\n\nnum_chunks\x18\x05 \x01(\x05\"K\n\rFetchResponse\x12,\n\x07refusal\x18\x01 \x01(\x0e\x32\x1b.decod.wire.v1.FetchRefusal\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"E\n\x0eReleaseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x10\n\x08state_id\x18\x03 \x01(\t\"\x11\n\x0fReleaseResponse\"v\n\x0cStoreRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x11\n\titeration\x18\x03 \x01(\x03\x12\x13\n\x0bstage_index\x18\x04 \x01(\x05\x12\x0e\n\x06\x66older\x18\x05 \x01(\t\x12\x0b\n\x03\x63ut\x18\x06 \x03(\x05\"k\n\rStoreResponse\x12\x0f\n\x07refusal\x18\x01 \x01(\t\x12\x13\n\x0blacks_store\x18\x02 \x01(\x08\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x11\n\tnum_bytes\x18\x04 \x01(\x03\x12\x0c\n\x04\x64one\x18\x05 \x01(\x08\"t\n\x10ReadBlockRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12\x13\n\x0bshard_index\x18\x03 \x01(\x05\x12\x14\n\x0coffset_bytes\x18\x04 \x01(\x03\x12\x12\n\nsize_bytes\x18\x05 \x01(\x05\"2\n\x11ReadBlockResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0f\n\x07refusal\x18\x02 \x01(\t\"v\n\x15\x45xchangeTokensRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\x12)\n\x05known\x18\x03 \x03(\x0b\x32\x1a.decod.wire.v1.TokenDigest\x12\x0f\n\x07records\x18\x04 \x01(\x0c\")\n\x0bTokenDigest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\":\n\x16\x45xchangeTokensResponse\x12\x0f\n\x07records\x18\x01 \x01(\x0c\x12\x0f\n\x07unknown\x18\x02 \x03(\t\"6\n\x11ReadStatusRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\")\n\x12ReadStatusResponse\x12\x13\n\x0bstatus_json\x18\x01 \x01(\t\"7\n\x12ReadReceiptRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tsender_id\x18\x02 \x01(\t\"S\n\x13ReadReceiptResponse\x12)\n\x07receipt\x18\x01 \x01(\x0b\x32\x18.decod.wire.v1.Statement\x12\x11\n\titeration\x18\x02 \x01(\x03*]\n\x0c\x46\x65tchRefusal\x12\x1d\n\x19\x46\x45TCH_REFUSAL_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46\x45TCH_REFUSAL_BUSY\x10\x01\x12\x16\n\x12\x46\x45TCH_REFUSAL_GONE\x10\x02\x32\x89\x05\n\x0cStateService\x12K\n\x08\x44\x65scribe\x12\x1e.decod.wire.v1.DescribeRequest\x1a\x1f.decod.wire.v1.DescribeResponse\x12\x44\n\x05\x46\x65tch\x12\x1b.decod.wire.v1.FetchRequest\x1a\x1c.decod.wire.v1.FetchResponse0\x01\x12H\n\x07Release\x12\x1d.decod.wire.v1.ReleaseRequest\x1a\x1e.decod.wire.v1.ReleaseResponse\x12\x44\n\x05Store\x12\x1b.decod.wire.v1.StoreRequest\x1a\x1c.decod.wire.v1.StoreResponse0\x01\x12N\n\tReadBlock\x12\x1f.decod.wire.v1.ReadBlockRequest\x1a .decod.wire.v1.ReadBlockResponse\x12]\n\x0e\x45xchangeTokens\x12$.decod.wire.v1.ExchangeTokensRequest\x1a%.decod.wire.v1.ExchangeTokensResponse\x12Q\n\nReadStatus\x12 .decod.wire.v1.ReadStatusRequest\x1a!.decod.wire.v1.ReadStatusResponse\x12T\n\x0bReadReceipt\x12!.decod.wire.v1.ReadReceiptRequest\x1a\".decod.wire.v1.ReadReceiptResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'decod.wire.v1.state_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FETCHREFUSAL']._serialized_start=1450
-  _globals['_FETCHREFUSAL']._serialized_end=1543
+  _globals['_FETCHREFUSAL']._serialized_start=1444
+  _globals['_FETCHREFUSAL']._serialized_end=1537
   _globals['_DESCRIBEREQUEST']._serialized_start=77
-  _globals['_DESCRIBEREQUEST']._serialized_end=247
-  _globals['_DESCRIBERESPONSE']._serialized_start=249
-  _globals['_DESCRIBERESPONSE']._serialized_end=305
-  _globals['_FETCHREQUEST']._serialized_start=307
-  _globals['_FETCHREQUEST']._serialized_end=415
-  _globals['_FETCHRESPONSE']._serialized_start=417
-  _globals['_FETCHRESPONSE']._serialized_end=492
-  _globals['_RELEASEREQUEST']._serialized_start=494
-  _globals['_RELEASEREQUEST']._serialized_end=563
-  _globals['_RELEASERESPONSE']._serialized_start=565
-  _globals['_RELEASERESPONSE']._serialized_end=582
-  _globals['_STOREREQUEST']._serialized_start=584
-  _globals['_STOREREQUEST']._serialized_end=705
-  _globals['_STORERESPONSE']._serialized_start=707
-  _globals['_STORERESPONSE']._serialized_end=814
-  _globals['_READBLOCKREQUEST']._serialized_start=816
-  _globals['_READBLOCKREQUEST']._serialized_end=932
-  _globals['_READBLOCKRESPONSE']._serialized_start=934
-  _globals['_READBLOCKRESPONSE']._serialized_end=984
-  _globals['_EXCHANGETOKENSREQUEST']._serialized_start=986
-  _globals['_EXCHANGETOKENSREQUEST']._serialized_end=1104
-  _globals['_TOKENDIGEST']._serialized_start=1106
-  _globals['_TOKENDIGEST']._serialized_end=1147
-  _globals['_EXCHANGETOKENSRESPONSE']._serialized_start=1149
-  _globals['_EXCHANGETOKENSRESPONSE']._serialized_end=1207
-  _globals['_READSTATUSREQUEST']._serialized_start=1209
-  _globals['_READSTATUSREQUEST']._serialized_end=1263
-  _globals['_READSTATUSRESPONSE']._serialized_start=1265
-  _globals['_READSTATUSRESPONSE']._serialized_end=1306
-  _globals['_READRECEIPTREQUEST']._serialized_start=1308
-  _globals['_READRECEIPTREQUEST']._serialized_end=1363
-  _globals['_READRECEIPTRESPONSE']._serialized_start=1365
-  _globals['_READRECEIPTRESPONSE']._serialized_end=1448
-  _globals['_STATESERVICE']._serialized_start=1546
-  _globals['_STATESERVICE']._serialized_end=2195
+  _globals['_DESCRIBEREQUEST']._serialized_end=244
+  _globals['_DESCRIBERESPONSE']._serialized_start=246
+  _globals['_DESCRIBERESPONSE']._serialized_end=302
+  _globals['_FETCHREQUEST']._serialized_start=304
+  _globals['_FETCHREQUEST']._serialized_end=412
+  _globals['_FETCHRESPONSE']._serialized_start=414
+  _globals['_FETCHRESPONSE']._serialized_end=489
+  _globals['_RELEASEREQUEST']._serialized_start=491
+  _globals['_RELEASEREQUEST']._serialized_end=560
+  _globals['_RELEASERESPONSE']._serialized_start=562
+  _globals['_RELEASERESPONSE']._serialized_end=579
+  _globals['_STOREREQUEST']._serialized_start=581
+  _globals['_STOREREQUEST']._serialized_end=699
+  _globals['_STORERESPONSE']._serialized_start=701
+  _globals['_STORERESPONSE']._serialized_end=808
+  _globals['_READBLOCKREQUEST']._serialized_start=810
+  _globals['_READBLOCKREQUEST']._serialized_end=926
+  _globals['_READBLOCKRESPONSE']._serialized_start=928
+  _globals['_READBLOCKRESPONSE']._serialized_end=978
+  _globals['_EXCHANGETOKENSREQUEST']._serialized_start=980
+  _globals['_EXCHANGETOKENSREQUEST']._serialized_end=1098
+  _globals['_TOKENDIGEST']._serialized_start=1100
+  _globals['_TOKENDIGEST']._serialized_end=1141
+  _globals['_EXCHANGETOKENSRESPONSE']._serialized_start=1143
+  _globals['_EXCHANGETOKENSRESPONSE']._serialized_end=1201
+  _globals['_READSTATUSREQUEST']._serialized_start=1203
+  _globals['_READSTATUSREQUEST']._serialized_end=1257
+  _globals['_READSTATUSRESPONSE']._serialized_start=1259
+  _globals['_READSTATUSRESPONSE']._serialized_end=1300
+  _globals['_READRECEIPTREQUEST']._serialized_start=1302
+  _globals['_READRECEIPTREQUEST']._serialized_end=1357
+  _globals['_READRECEIPTRESPONSE']._serialized_start=1359
+  _globals['_READRECEIPTRESPONSE']._serialized_end=1442
+  _globals['_STATESERVICE']._serialized_start=1540
+  _globals['_STATESERVICE']._serialized_end=2189
 # @@protoc_insertion_point(module_scope)

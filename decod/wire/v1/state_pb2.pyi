@@ -18,7 +18,7 @@ FETCH_REFUSAL_BUSY: FetchRefusal
 FETCH_REFUSAL_GONE: FetchRefusal
 
 class DescribeRequest(_message.Message):
-    __slots__ = ("run_id", "sender_id", "iteration", "with_optimizer", "stage_index", "past_hash", "base_hash", "blocks")
+    __slots__ = ("run_id", "sender_id", "iteration", "with_optimizer", "stage_index", "past_hash", "base_hash", "cut")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
@@ -26,7 +26,7 @@ class DescribeRequest(_message.Message):
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     PAST_HASH_FIELD_NUMBER: _ClassVar[int]
     BASE_HASH_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
     iteration: int
@@ -34,8 +34,8 @@ class DescribeRequest(_message.Message):
     stage_index: int
     past_hash: str
     base_hash: str
-    blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., with_optimizer: _Optional[bool] = ..., stage_index: _Optional[int] = ..., past_hash: _Optional[str] = ..., base_hash: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    cut: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., with_optimizer: _Optional[bool] = ..., stage_index: _Optional[int] = ..., past_hash: _Optional[str] = ..., base_hash: _Optional[str] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
     __slots__ = ("description", "refusal")
@@ -82,20 +82,20 @@ class ReleaseResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class StoreRequest(_message.Message):
-    __slots__ = ("run_id", "sender_id", "iteration", "stage_index", "folder", "blocks")
+    __slots__ = ("run_id", "sender_id", "iteration", "stage_index", "folder", "cut")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_ID_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     STAGE_INDEX_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
-    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CUT_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     sender_id: str
     iteration: int
     stage_index: int
     folder: str
-    blocks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., stage_index: _Optional[int] = ..., folder: _Optional[str] = ..., blocks: _Optional[_Iterable[int]] = ...) -> None: ...
+    cut: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., sender_id: _Optional[str] = ..., iteration: _Optional[int] = ..., stage_index: _Optional[int] = ..., folder: _Optional[str] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StoreResponse(_message.Message):
     __slots__ = ("refusal", "lacks_store", "description", "num_bytes", "done")

@@ -62,7 +62,7 @@ class MirrorRunner(PassRunner[Mirror]):
     @runs(Build)
     def _build(self, request: Request[Build]) -> Built:
         job = request.job
-        self._ready.build(job.stage_index, trial=job.trial, blocks=job.blocks)
+        self._ready.build(job.stage_index, trial=job.trial, blocks=job.cut)
         return Built("")  # Rank 0 knows the weights.
 
     @runs(Reset)

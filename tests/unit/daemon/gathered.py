@@ -157,7 +157,7 @@ class FakeRun:
         iteration: int,
         *,
         with_optimizer: bool,
-        blocks: StageBlocks = (),
+        cut: StageBlocks = (),
     ) -> ServedState:
         assert with_optimizer
         assert stage_index == 0

@@ -108,7 +108,7 @@ class FakeDriver:
         iteration: int,
         *,
         with_optimizer: bool,
-        blocks: StageBlocks = (),
+        cut: StageBlocks = (),
     ) -> ServedState | str:
         return self.state
 

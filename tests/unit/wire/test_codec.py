@@ -146,8 +146,8 @@ BAD: dict[str, pb.Envelope] = {
     "three marks": opening(marks=[pb.Mark(iteration=i) for i in range(3)]),
     "marks out of order": opening(marks=[pb.Mark(iteration=i) for i in (2, 1)]),
     "origin of no kind": opening(origin=pb.Origin(lost=[1])),
-    "a stage without blocks": opening(marks=[pb.Mark(blocks=[2, 0])]),
-    "a cut of other stages": commit(member(0), blocks=[1, 2]),
+    "a stage without blocks": opening(marks=[pb.Mark(cut=[2, 0])]),
+    "a cut of other stages": commit(member(0), cut=[1, 2]),
     "a stage's holders twice": opening(
         origin=pb.Origin(
             source=pb.SOURCE_KEPT, lost=[1], holders=2 * [pb.StateHolders(nodes=["a" * 52])]

@@ -92,7 +92,7 @@ class Assign(OfRun, OfDataNodes):
     """Of the leader's view, as is the version: the candidate enters with a later one."""
     view_version: Ordinal = field(default=0, compare=False)
     """Of the leader's view: the candidate enters with a later one."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """How the model is cut. None: as the run file says."""
 
 
@@ -118,7 +118,7 @@ class Prepared(OfRun):
     state_at: Iteration = _NOTHING
     """The newest iteration whose step the candidate has taken, as a follower; or what it was built
     with, attempt 0."""
-    blocks: StageBlocks = ()
+    cut: StageBlocks = ()
     """The cut that the stage is of."""
 
 
