@@ -36,8 +36,8 @@ LOOK_INTERVAL_S = 60.0
 class Recommendation:
     """Another cut, and what it would bring."""
 
-    blocks: tuple[int, ...]
-    """Of each relay stage."""
+    cut: tuple[int, ...]
+    """Blocks of each relay stage."""
     gain: float
     """By how much more microbatches the slowest stage would compute: 0.25 for a quarter."""
     moved_bytes: int
@@ -156,7 +156,7 @@ class Recutting:
         return {
             "blocks": [len(each) for each in blocks],
             "under_way": leading is not None and leading.recut,
-            "recommended": None if found is None else list(found.blocks),
+            "recommended": None if found is None else list(found.cut),
             "gain": None if found is None else round(found.gain, 3),
             "moved_bytes": None if found is None else found.moved_bytes,
         }
@@ -179,8 +179,8 @@ class Recutting:
             found = self.recommended() if allowed else None
             if found is not None:
                 reason = f"the slowest stage will compute {found.gain:.0%} more"
-                self._note("recut.begun", blocks=blocks_text(found.blocks), reason=reason)
-                self._core.driver.post(RecutRequested(found.blocks))
+                self._note("recut.begun", blocks=blocks_text(found.cut), reason=reason)
+                self._core.driver.post(RecutRequested(found.cut))
 
     async def _recut(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Have the model cut as asked, or as suits the members best."""

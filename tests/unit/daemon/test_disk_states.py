@@ -18,13 +18,13 @@ from decod.errors import NetworkError
 from decod.ids import NodeId, RunId
 from decod.net.donor import StateRequest
 from decod.protocol.core.effects import FetchState, MirrorState
-from decod.protocol.core.era import Kept
+from decod.protocol.core.era import Kept, StagePart
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
-from decod.train.checkpoint.description import StateSink, parameter_hash
+from decod.train.checkpoint.description import StateSink, parameter_hash, parse_description
 from decod.train.checkpoint.iteration_folders import stage_file
 from decod.train.checkpoint.manifest import packed
 from decod.train.checkpoint.shared import FolderStore, SharedCheckpoints
-from decod.train.checkpoint.stage_states import KeptState
+from decod.train.checkpoint.stage_states import KeptState, StageNames, StateStore, no_names
 from decod.train.checkpoint.store import run_folder
 from tests.support.checkpoints import (
     RUN_ID,
@@ -43,7 +43,7 @@ PEER = NodeId("b" * 52)
 class Bench:
     """A host with a disk, whose machine is a list of events."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, names: StageNames = no_names) -> None:
         self.events: list[Any] = []
         self.notes: list[tuple[str, dict[str, Any]]] = []
         self.released: list[int] = []
@@ -54,6 +54,7 @@ class Bench:
             post=self.events.append,
             note=lambda event, **fields: self.notes.append((event, fields)),
             fetch=self._fetch_state,
+            store=StateStore(run_folder(folder, RUN_ID).with_name("states"), names=names),
         )
 
     async def _fetch_state(self, wanted: FetchState, sink: StateSink, *, limits: Any) -> str:
@@ -90,7 +91,7 @@ class Bench:
         text = await self.kept.load(FetchState((), stage, iteration, hash_), allocate)
         return bytes(buffers[-1]) if text else None
 
-    async def ask(self, stage: int, iteration: int) -> bytes | None:
+    async def ask(self, stage: int, iteration: int, cut: tuple[int, ...] = ()) -> bytes | None:
         """Return what a peer is given."""
         request = StateRequest(
             run_id=RunId(RUN_ID),
@@ -98,6 +99,7 @@ class Bench:
             stage_index=stage,
             iteration=iteration,
             with_optimizer=True,
+            cut=cut,
         )
         blob = await self.kept.find(request)
         if blob is None:
@@ -138,6 +140,37 @@ async def test_a_state_of_the_same_iteration_but_another_hash_is_replaced(bench:
     assert await bench.load(1, 20, first.parameter_hash) is None
     for chunk in description.chunks:
         assert bench.kept.local(chunk) is not None
+
+
+async def test_a_stage_of_another_cut_gets_its_part_and_no_more(tmp_path: Path) -> None:
+    """A state that was kept before the model was cut anew is not taken for one of now."""
+    whole, data = described(2, 7)
+    old, new = (1, 3), (2, 2)
+    names = [entry.name for entry in whole.entries]
+    wanted = {(2, old): names, (1, new): names[:1]}
+    bench = Bench(tmp_path, lambda stage, cut: wanted.get((stage, tuple(cut)), ()))
+    bench.keep(2, 7)
+    await wait_until(lambda: bench.events)
+    buffers: list[memoryview] = []
+
+    def allocate(size_bytes: int) -> memoryview:
+        buffers.append(memoryview(bytearray(size_bytes)))
+        return buffers[-1]
+
+    async def load(cut: tuple[int, ...], hash_: str = "") -> str | None:
+        part = StagePart(new, 1)
+        return await bench.kept.load(FetchState((), 2, 7, hash_, cut=cut, part=part), allocate)
+
+    assert await load(new) is None
+    assert await load(old, "f" * 64) is None
+    text = await load(old, parameter_hash(whole.entries, data))
+    assert text is not None
+    (entry,) = parse_description(text).entries
+    first = whole.entries[0]
+    assert (entry.name, entry.sha256) == (first.name, first.sha256)
+    assert buffers[-1][: entry.num_bytes] == data[first.offset : first.offset + first.num_bytes]
+    assert await bench.ask(2, 7) is None, "a peer asks for it in the run file's cut"
+    assert await bench.ask(2, 7, old) is not None
 
 
 async def test_own_states_are_written_in_order_and_two_stay(bench: Bench) -> None:

@@ -5,7 +5,7 @@ import hashlib
 import json
 import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -27,6 +27,7 @@ from decod.train.checkpoint.description import (
     Chunk,
     Transfer,
     describe_blob,
+    described_hash,
     description_text,
     entry_json,
     parameter_hash,
@@ -162,6 +163,7 @@ class Bench:
         self.holders = holders
         self.sink = Sink()
         self.wanted_hash = ""
+        self.names: Collection[str] | None = None
         self.pace = UNLIMITED
 
     async def fetch(self, member: Membership = ME) -> FetchedState:
@@ -172,7 +174,9 @@ class Bench:
             donors,
             self.sink,
             member.tls,
-            DownloadTerms(wanted_hash=self.wanted_hash, limits=LIMITS, pace=self.pace),
+            DownloadTerms(
+                wanted_hash=self.wanted_hash, names=self.names, limits=LIMITS, pace=self.pace
+            ),
         )
 
     def from_each(self) -> dict[str, int]:
@@ -214,6 +218,38 @@ def test_a_state_arrives_bit_for_bit_from_one_donor_which_is_then_free(state: St
         assert (donor.num_copies, donor.num_released) == (1, 1), "it was told, and waits no lease"
 
     run(test, donor)
+
+
+def test_no_more_is_fetched_than_the_tensors_that_are_wanted() -> None:
+    """From several donors; whose whole state is another than was committed is asked for nothing."""
+    holders = [Holder("a", BIG), Holder("b", BIG), Holder("c", BIG.altered(0))]
+
+    async def test(bench: Bench) -> None:
+        bench.names = ["t0", "t3", "t4", "of another stage"]
+        bench.wanted_hash = described_hash(BIG.entries)
+        fetched = await bench.fetch()
+        assert [entry.name for entry in fetched.description.entries] == ["t0", "t3", "t4"]
+        assert sum(bench.from_each().values()) == payload(BIG) - 4 - (CHUNK + 8)
+        assert set(bench.from_each()) <= {"a", "b"}
+        assert "another one" in bench.sink.failed["c"]
+        whole = {entry.name: entry for entry in BIG.entries}
+        for entry in fetched.description.entries:
+            place = slice(entry.offset, entry.offset + entry.num_bytes)
+            there = whole[entry.name]
+            assert entry.sha256 == there.sha256
+            of_whole = slice(there.offset, there.offset + there.num_bytes)
+            assert fetched.buffer[place] == BIG.blob[of_whole]
+
+    run(test, *holders)
+
+
+def test_donors_with_nothing_that_is_wanted_are_left() -> None:
+    async def test(bench: Bench) -> None:
+        bench.names = ["of another stage"]
+        with pytest.raises(NetworkError, match="nothing of it is wanted"):
+            await bench.fetch()
+
+    run(test, Holder("a", BIG))
 
 
 def test_all_donors_give_their_part_at_once() -> None:

@@ -1,10 +1,14 @@
-"""How a vector is cut."""
+"""How a vector is cut, and how blocks are dealt out."""
+
+import itertools
+import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decod.planner.partition import part_sizes
+from decod.planner.partition import dealt, part_sizes
 
 
 @pytest.mark.parametrize(
@@ -29,3 +33,32 @@ def test_parts_cover_the_vector_and_differ_by_at_most_one(num: int, num_parts: i
 def test_a_cut_that_can_not_be_is_a_bug(num_elements: int, num_parts: int) -> None:
     with pytest.raises(AssertionError):
         part_sizes(num_elements, num_parts)
+
+
+@given(
+    st.integers(0, 8),
+    st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 12)), min_size=1, max_size=4),
+)
+def test_blocks_are_dealt_as_the_best_of_all_cuts(num: int, hosts: list[tuple[float, int]]) -> None:
+    """Each stage has a speed, and room for so many blocks."""
+    num += len(hosts)
+
+    def after(index: int, size: int) -> float:
+        speed, room = hosts[index]
+        return size / speed if size <= room else math.inf
+
+    def slowest(sizes: Sequence[int]) -> float:
+        return max(after(index, size) for index, size in enumerate(sizes))
+
+    cuts = [
+        sizes
+        for sizes in itertools.product(range(1, num + 1), repeat=len(hosts))
+        if sum(sizes) == num
+    ]
+    best = min(map(slowest, cuts))
+    found = dealt(num, len(hosts), after)
+    if best == math.inf:
+        assert found == ()
+    else:
+        assert sum(found) == num
+        assert slowest(found) == best

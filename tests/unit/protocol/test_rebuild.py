@@ -15,7 +15,18 @@ from decod.protocol.leadership.admission import Admission
 from decod.protocol.leadership.seats import Seats
 from decod.protocol.leadership.stage_recovery import EraPlan, StageRecovery
 from decod.run.stages_config import StagesConfig
-from tests.unit.protocol.cast import D0, FACTS, MANIFEST, R1A, R2A, R2B, RUN, configured, view_of
+from tests.unit.protocol.cast import (
+    D0,
+    FACTS,
+    MANIFEST,
+    R1A,
+    R2A,
+    R2B,
+    RUN,
+    configured,
+    member,
+    view_of,
+)
 
 CONFIG = configured(snapshot_every_iterations=10)
 STAGED = replace(RUN, stages=StagesConfig(num_relay_stages=3), protocol=CONFIG)
@@ -104,6 +115,46 @@ def plan_after_reading(run: Run, *, newest: int | None) -> EraPlan:
 
 def takers(plan: EraPlan, stage: int = 1) -> set[NodeId]:
     return {m.node_id for m in plan.members if m.stage_index == stage}
+
+
+def test_a_cut_waits_until_all_members_have_written_the_mark() -> None:
+    """Newcomers have nothing to write; and where a stage is lost meanwhile, the old cut stays."""
+    everybody = ("d0", "r1a", *ALL[1:])
+    run = Run((*everybody, replace(member("r1b"), since_iteration=30)))
+    recovery = run.recovery
+    recovery.recut.wanted = (2, 1, 1)
+    recovery.committed(0.0, 30, mark(30).hashes, before=20)
+    assert recovery.needed
+    run.iteration = 30
+    assert run.decide() is None
+    assert recovery.recut.awaited == everybody
+    for name in everybody:
+        run.on_disk.setdefault(name, []).append(kept(0 if name == "d0" else int(name[1]), 30))
+    plan = plan_of(run)
+    assert (plan.iteration, plan.cut, plan.origin.lost) == (30, (2, 1, 1), ())
+    assert plan.origin.num_repeated == 0
+    assert plan.origin.cut == ()
+    assert not recovery.needed
+    assert {m.node_id for m in plan.members} == run.view.by_id.keys()
+
+    lost = Run(everybody)
+    lost.recovery.recut.wanted = (2, 1, 1)
+    lost.recovery.committed(0.0, 30, mark(30).hashes, before=20)
+    lost.names = ALL
+    lost.on_disk["r2a"].append(kept(1, 20))
+    assert plan_of(lost).cut == ()
+    assert not lost.recovery.recut.wanted
+
+
+def test_a_state_of_another_cut_is_no_members_own() -> None:
+    """Nothing was committed since the mark, whose stages members have cut anew."""
+    run = Run(("d0", "r1a", *ALL[1:]), iteration=20)
+    old = replace(mark(20), cut=(1, 1, 2))
+    run.recovery.marks = (old,)
+    run.on_disk = {}
+    run.names = ALL
+    plan = plan_of(run)
+    assert plan.origin.source is Source.START
 
 
 def test_an_older_mark_serves_where_the_newest_is_not_complete() -> None:
