@@ -182,7 +182,7 @@ class BaseSupply:
         """
         facts = self._core.driver.facts
         view = facts.view
-        stages = range(self._run.stages.num_relay_stages + 1)
+        stages = range(view.num_stages)
         blocks = view.cut
         holding = [stage for stage in stages if part in parts_of(self._run, stage, blocks)]
         here = [member for member in view.members if member.stage_index in holding]

@@ -9,7 +9,6 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from decod.config.needs import stage_needs
@@ -21,8 +20,9 @@ from decod.planner.partition import dealt
 from decod.protocol.core.events import RecutRequested
 from decod.protocol.core.view import Member
 from decod.protocol.facts import LeaderFacts, NodeFacts
+from decod.protocol.leadership.stage_recovery import seats_in
 from decod.run.run_config import Organisation, RunConfig
-from decod.run.stages_config import RecutPolicy, blocks_text, stage_blocks
+from decod.run.stages_config import RecutPolicy, stage_blocks
 from decod.train.checkpoint.entries import size_bytes_of, state_tensors
 
 GAIN_MIN = 0.2
@@ -50,85 +50,100 @@ class _Stages:
     Args:
         run: The run.
         facts: The leading node's.
+        leading: What it knows as the leader.
     """
 
     def __init__(self, run: RunConfig, facts: NodeFacts, leading: LeaderFacts) -> None:
         self._run = run
-        self._rosters = facts.view.workers[1:]
+        self._view = facts.view
         self._loads = leading.loads
         self._speeds = relay_speeds(run, facts)
-        self.blocks = tuple(len(each) for each in run.stage_blocks(facts.view.cut)[1:])
+        self._before = run.stage_blocks(facts.view.cut)
+        self.cut = tuple(len(blocks) for blocks in self._before[1:])
 
-    @cached_property
-    def powers(self) -> list[float]:
-        """Blocks that each stage computes in a second. 0: unknown."""
-        return [sum(self._speeds.get(m.node_id, 0.0) for m in roster) for roster in self._rosters]
+    def _rosters(self, num_stages: int) -> list[list[Member]]:
+        """Return the relays of each stage if there are so many; none if there are too few."""
+        places = seats_in(self._view, (1,) * num_stages)
+        rosters: list[list[Member]] = [[] for _ in range(num_stages)]
+        for roster in self._view.rosters[1:] if places is not None else ():
+            for member in roster:
+                stage = (places or {}).get(member.node_id, member.stage_index)
+                rosters[stage - 1].append(member)
+        return rosters
 
-    @property
-    def are_known(self) -> bool:
-        """Whether the speeds of all members are known."""
-        members = [member for roster in self._rosters for member in roster]
-        return all(self._rosters) and all(member.node_id in self._speeds for member in members)
+    def has_relays_for(self, cut: tuple[int, ...]) -> bool:
+        """Whether each stage of a cut would have a member."""
+        return all(self._rosters(len(cut)))
 
-    def crowded(
-        self, blocks: tuple[int, ...], *, trusts: bool = False
-    ) -> tuple[int, Member] | None:
-        """Return the first stage that would have too many blocks, from 0, and for which member.
+    def crowded(self, cut: tuple[int, ...], *, trusts: bool = False) -> tuple[int, Member] | None:
+        """Return a stage that would have too many blocks, from 0, and for which member.
 
         Args:
-            blocks: Of each stage.
+            cut: Of each stage.
             trusts: Members that have not told their memory have room for anything, and not only
-                for what they hold now.
+                for as much as they hold now.
         """
-        run = self._run.with_blocks(blocks)
-        for index, roster in enumerate(self._rosters):
-            if blocks[index] <= self.blocks[index]:
-                continue
+        run = self._run.with_blocks(cut)
+        for index, roster in enumerate(self._rosters(len(cut))):
             needs = stage_needs(run, index + 1)
             for member in roster:
                 load = self._loads.get(member.node_id)
                 memory_bytes = load.memory_bytes if load is not None else 0
-                unknown = memory_bytes == 0 and trusts
-                if not (unknown or needs.fits(memory_bytes, member.capacity)):
+                grows = cut[index] > len(self._before[member.stage_index])
+                known = memory_bytes > 0 or not trusts
+                if grows and known and not needs.fits(memory_bytes, member.capacity):
                     return index, member
         return None
 
+    def _powers(self, num_stages: int) -> list[float]:
+        """Return the blocks that each stage computes in a second. 0: that is not known."""
+        rosters = self._rosters(num_stages)
+        speeds = [[self._speeds.get(m.node_id, 0.0) for m in roster] for roster in rosters]
+        return [sum(each) if all(each) else 0.0 for each in speeds]
+
     def best(self) -> tuple[int, ...] | None:
-        """Return the cut with which the slowest stage is fastest. None: it is not known."""
-        if not self.are_known:
+        """Return the cut with which the slowest stage is fastest. None: it is not known.
+
+        It has as many stages as now, without those that have lost all their members.
+        """
+        num_stages = len(self.cut) - len(self._view.empty_stages)
+        powers = self._powers(num_stages)
+        if not powers or not all(powers):
             return None
-        most = [math.inf] * len(self.blocks)
+        most = [math.inf] * num_stages
 
         def after_s(index: int, num: int) -> float:
-            return num / self.powers[index] if num <= most[index] else math.inf
+            return num / powers[index] if num <= most[index] else math.inf
 
-        while blocks := dealt(sum(self.blocks), len(self.blocks), after_s):
-            crowded = self.crowded(blocks)
+        while cut := dealt(sum(self.cut), num_stages, after_s):
+            crowded = self.crowded(cut)
             if crowded is None:
-                return blocks
-            most[crowded[0]] = blocks[crowded[0]] - 1
+                return cut
+            most[crowded[0]] = cut[crowded[0]] - 1
         return None
 
     def recommended(self) -> Recommendation | None:
-        """Return the best cut, if it is another."""
+        """Return the best cut, if it is another with as many stages."""
         best = self.best()
-        if best is None or best == self.blocks:
+        if best is None or best == self.cut or len(best) != len(self.cut):
             return None
+        powers = self._powers(len(best))
         slowest = [
-            max(num / power for num, power in zip(blocks, self.powers, strict=True))
-            for blocks in (self.blocks, best)
+            max(num / power for num, power in zip(cut, powers, strict=True))
+            for cut in (self.cut, best)
         ]
         return Recommendation(best, slowest[0] / slowest[1] - 1, self.moved_bytes(best))
 
-    def moved_bytes(self, blocks: tuple[int, ...]) -> int:
+    def moved_bytes(self, cut: tuple[int, ...]) -> int:
         """Return the size of the states that members would fetch from others."""
-        before, after = (self._run.stage_blocks(each) for each in (self.blocks, blocks))
-        run = self._run.with_blocks(blocks)
+        run = self._run.with_blocks(cut)
+        after = run.stage_blocks()
         total = 0
-        for stage, roster in enumerate(self._rosters, 1):
-            new = set(after[stage]) - set(before[stage])
-            size_bytes = size_bytes_of(state_tensors(run, stage))
-            total += len(roster) * size_bytes * len(new) // max(1, len(after[stage]))
+        for stage, roster in enumerate(self._rosters(len(cut)), 1):
+            size_bytes = size_bytes_of(state_tensors(run, stage)) // len(after[stage])
+            for member in roster:
+                had = self._before[member.stage_index]
+                total += size_bytes * sum(block not in had for block in after[stage])
         return total
 
 
@@ -166,21 +181,34 @@ class Recutting:
         leading, facts = self._core.leading, self._core.facts
         if leading is None or facts is None or self._run.organisation is Organisation.SERVERS:
             return None
-        if leading.view.empty_stages or leading.recut:
+        if leading.recut:
             return None
         found = _Stages(self._run, facts, leading).recommended()
         return found if found is not None and found.gain > GAIN_MIN else None
 
     async def keep_looking(self) -> None:
         """Ask for a better cut now and then, if the run file allows that. Never returns."""
-        allowed = self._run.stages.recut is RecutPolicy.AUTO
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
-            found = self.recommended() if allowed else None
-            if found is not None:
-                reason = f"the slowest stage will compute {found.gain:.0%} more"
-                self._note("recut.begun", blocks=blocks_text(found.cut), reason=reason)
-                self._core.driver.post(RecutRequested(found.cut))
+            if self._run.stages.recut is RecutPolicy.AUTO:
+                self._look()
+
+    def _look(self) -> None:
+        leading, facts = self._core.leading, self._core.facts
+        if leading is None or facts is None:
+            return
+        found = self.recommended()
+        cut, reason = None, "the run waits for a stage that is lost"
+        if leading.waits_for_stage:
+            cut = _Stages(self._run, facts, leading).best()
+        elif found is not None:
+            cut, reason = found.cut, f"the slowest stage will compute {found.gain:.0%} more"
+        if cut is not None:
+            self._begin(cut, reason)
+
+    def _begin(self, cut: tuple[int, ...], reason: str) -> None:
+        self._note("recut.begun", blocks=", ".join(map(str, cut)), reason=reason)
+        self._core.driver.post(RecutRequested(cut))
 
     async def _recut(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Have the model cut as asked, or as suits the members best."""
@@ -202,20 +230,23 @@ class Recutting:
         blocks = given or stages.best()
         if blocks is None:
             raise _refused(
-                "the speed of some member is not known yet",
+                "the speed of some member is not known yet, or they have too little memory",
                 "wait until the run has trained for some iterations, or give --blocks",
             )
-        answer = {"before": list(stages.blocks), "blocks": list(blocks)}
-        if blocks == stages.blocks:
+        answer = {"before": list(stages.cut), "blocks": list(blocks)}
+        if blocks == stages.cut:
             return answer | {"changed": False}
+        if not stages.has_relays_for(blocks):
+            raise _refused(
+                f"there are too few relays for {len(blocks)} stages", "give fewer numbers"
+            )
         if (crowded := stages.crowded(blocks, trusts=given is not None)) is not None:
             index, member = crowded
             raise _refused(
                 f"{member.label} has no room for {blocks[index]} blocks in stage {index + 1}",
                 "give that stage fewer, or have the node join again with a smaller --capacity",
             )
-        self._note("recut.begun", blocks=blocks_text(blocks), reason="the operator asks for it")
-        self._core.driver.post(RecutRequested(blocks))
+        self._begin(blocks, "the operator asks for it")
         return answer | {"changed": True, "moved_bytes": stages.moved_bytes(blocks)}
 
     def _given(self, asked: dict[str, Any]) -> tuple[int, ...] | None:
@@ -227,7 +258,8 @@ class Recutting:
         text = asked.get("blocks")
         if text is None:
             return None
-        cut = replace(self._run.stages, blocks=str(text))
+        num = str(text).count(",") + 1
+        cut = replace(self._run.stages, num_relay_stages=num, blocks=str(text))
         return tuple(len(blocks) for blocks in stage_blocks(self._run.model, cut)[1:])
 
 

@@ -196,9 +196,10 @@ def stage_names(run: RunConfig, stage_index: int, blocks: Sequence[int]) -> Coll
 
     None if there is no such stage, or the model can't be cut like this.
     """
-    if not run.allows(blocks) or stage_index > run.stages.num_relay_stages:
+    if not run.allows(blocks):
         return ()
-    return state_tensors(run.with_blocks(blocks), stage_index).keys()
+    cut = run.with_blocks(blocks)
+    return state_tensors(cut, stage_index) if stage_index <= cut.stages.num_relay_stages else ()
 
 
 def tensor_sizes(run: RunConfig) -> TensorSizes:

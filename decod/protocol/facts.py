@@ -116,6 +116,11 @@ class LeaderFacts:
         return bool(self._leader.recovery.recut.wanted)
 
     @property
+    def waits_for_stage(self) -> bool:
+        """Whether a stage is lost that nobody can take over."""
+        return self._leader.recovery.waiting
+
+    @property
     def rebuilt(self) -> Rebuilt | None:
         """How the last lost stage was rebuilt."""
         return self._leader.recovery.last

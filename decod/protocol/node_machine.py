@@ -394,7 +394,7 @@ class NodeMachine:
                     leader.block_commits(now_s, blocked=blocked)
             case RecutRequested(cut):
                 if self.leader:
-                    self.leader.recut(cut)
+                    self.leader.recut(now_s, cut)
 
     def _overdue(self, now_s: float) -> list[Effect]:
         """Let one machine after the other act, each in the iteration that the one before has

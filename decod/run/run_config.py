@@ -98,7 +98,8 @@ class RunConfig:
         """
         if not blocks:
             return self
-        return replace(self, stages=replace(self.stages, blocks=blocks_text(blocks)))
+        stages = replace(self.stages, num_relay_stages=len(blocks), blocks=blocks_text(blocks))
+        return replace(self, stages=stages)
 
     def stage_blocks(self, blocks: Sequence[int] = ()) -> tuple[range, ...]:
         """Return the blocks of every stage, stage 0 first, in a cut as of `with_blocks`.

@@ -213,11 +213,14 @@ class Injection:
 
     def _recut(self, host: SimHost, duration_s: float) -> None:  # noqa: ARG002 - Once.
         run = self._run
-        sizes = [len(blocks) for blocks in run.stage_blocks()[1:]]
+        num = run.model.num_hidden_layers - run.stages.num_first_blocks
+        num_stages = run.stages.num_relay_stages
         rng = seeded(run.seed, f"recut {self._world.kernel.now_s}")
+        # As often as not, there are as many stages as before.
+        num_stages = rng.choice((num_stages, rng.randint(1, min(num, num_stages + 1))))
         cuts = [
-            tuple(end - begin for begin, end in pairwise((0, *ends, sum(sizes))))
-            for ends in combinations(range(1, sum(sizes)), len(sizes) - 1)
+            tuple(end - begin for begin, end in pairwise((0, *ends, num)))
+            for ends in combinations(range(1, num), num_stages - 1)
         ]
         for other in filter(_leads, self._hosts.values()):
             other.deliver(ev.RecutRequested(rng.choice(cuts)))

@@ -23,7 +23,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import WHOLE
 from decod.protocol.core.job_codec import methods_of, runs
 from decod.protocol.core.jobs import AverageKind, Job, JobResult
-from decod.protocol.state.rollback import same_stage, stages_with
+from decod.protocol.state.rollback import same_stage
 from decod.run.run_config import RunConfig
 from decod.sim.audited_work import SimulatedWitness
 from decod.sim.averages import (
@@ -106,7 +106,10 @@ class StageModel:
 
     def __init__(self, run: RunConfig) -> None:
         self._run = run
-        self._num_stages = run.stages.num_relay_stages + 1
+        self.num_stages = run.stages.num_relay_stages + 1
+        """In the view of the host's machine."""
+        self._num_before = self.num_stages
+        """In another view before."""
         self.is_client = False
         """The host holds parameters only."""
         self._late = LateSteps()
@@ -154,6 +157,11 @@ class StageModel:
         same = self.same((), self.cut, index)
         return str(index if same else self._run.stage_blocks(self.cut)[index])
 
+    def use(self, num_stages: int) -> None:
+        """Reckon with so many stages. Jobs of a view before may still come."""
+        if num_stages != self.num_stages:
+            self._num_before, self.num_stages = self.num_stages, num_stages
+
     # --- state --------------------------------------------------------------------------------
 
     def flip(self) -> None:
@@ -163,8 +171,10 @@ class StageModel:
     @runs(jobs.Build)
     def _build(self, job: jobs.Build, inputs: tuple[Content, ...]) -> JobOutcome:
         _no_input(job, inputs)
-        if not 0 <= job.stage_index < self._num_stages:
-            raise MisuseError(f"stage {job.stage_index} of {self._num_stages} stages")
+        if job.cut:
+            self.use(len(job.cut) + 1)
+        if not 0 <= job.stage_index < self.num_stages:
+            raise MisuseError(f"stage {job.stage_index} of {self.num_stages} stages")
         self._forget()
         self.stage_index = job.stage_index
         self.cut = job.cut
@@ -212,9 +222,11 @@ class StageModel:
             raise MisuseError(f"{job} at stage {self.stage_index} with {inputs}")
         if part.stage_index != self.stage_index or not self.same(part.cut, *own):
             raise MisuseError(f"{job} at stage {own} with {inputs}")
-        stages = [blob.stage_index for blob in blobs]
-        if stages != stages_with(self._run, blobs[0].cut, self.cut, self.stage_index):
-            raise MisuseError(f"{job} of stages {stages} at stage {self.stage_index}")
+        wanted = self._run.stage_blocks(self.cut)[self.stage_index]
+        places = [self._run.stage_blocks(blob.cut)[blob.stage_index] for blob in blobs]
+        found = [block for blocks in places for block in blocks if block in wanted]
+        if found != [*wanted] or not all({*wanted} & {*blocks} for blocks in places):
+            raise MisuseError(f"{job} of blocks {found} at stage {own}")
         self._forget()
         self._begin_at(job.iteration)
 
@@ -321,12 +333,13 @@ class StageModel:
         self._check_data_node(job)
         self._check_held(job, job.microbatch, _Held.FORWARD_DONE)
         activation = _only(job, inputs, Activation)
-        if activation != Activation(job.microbatch, self._num_stages - 1):
+        lasts = [num - 1 for num in (self.num_stages, self._num_before)]
+        if activation not in [Activation(job.microbatch, last) for last in lasts]:
             raise MisuseError(f"{job} on {activation}")
         self.held[job.microbatch] = _Held.HEAD_DONE
         # Any number will do if it is the same on every host that computes this microbatch.
         loss = 1.0 + 1.0 / (1 + self.iteration)
-        gradient = Gradient(job.microbatch, self._num_stages, made=next(_COMPUTED))
+        gradient = Gradient(job.microbatch, self.num_stages, made=next(_COMPUTED))
         return JobOutcome(jobs.Loss(loss, 1), (gradient,))
 
     @runs(jobs.Drop)
@@ -416,7 +429,7 @@ class StageModel:
         if self.proposed is not None:
             raise MisuseError(f"{job} on top of {self.proposed.iteration}, which is not final")
         _check_next(job, self.iteration, steps_locally=self._run.sync.steps_locally)
-        _check_norm(job, self._num_stages, clips=self._run.clips)
+        _check_norm(job, {self.num_stages, self._num_before}, clips=self._run.clips)
         ahead = inputs[: job.num_ahead]
         own = inputs[job.num_ahead :]
         contributed = self._contribution(job.spec.fragment)
@@ -531,10 +544,11 @@ class StageModel:
         return JobOutcome(jobs.Measured(0.0, 0.0))  # Only the host knows how long it took.
 
 
-def _check_norm(job: jobs.Propose, num_stages: int, *, clips: bool) -> None:
-    whole = sum(4.0**stage for stage in range(num_stages)) * job.weights_total
-    if job.gradient_norm != (math.sqrt(whole) if clips else 0.0):
-        raise MisuseError(f"{job}: the norm over all stages is {math.sqrt(whole)}")
+def _check_norm(job: jobs.Propose, nums_stages: set[int], *, clips: bool) -> None:
+    sums = [sum(4.0**stage for stage in range(num)) * job.weights_total for num in nums_stages]
+    norms = [math.sqrt(whole) for whole in sums]
+    if job.gradient_norm not in (norms if clips else [0.0]):
+        raise MisuseError(f"{job}: the norm over all stages is {norms}")
 
 
 def _check_next(

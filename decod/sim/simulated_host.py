@@ -24,7 +24,7 @@ from decod.protocol.core.messages.scopes import Way
 from decod.run.protocol_config import ProtocolConfig
 from decod.sim.audited_work import proven, with_digest
 from decod.sim.averages import MisuseError
-from decod.sim.core import Machine, term_of, with_ban, without
+from decod.sim.core import Machine, term_of, view_of, with_ban, without
 from decod.sim.kernel import HostClock, Kernel
 from decod.sim.network import InFlight, Network, Probe, RoundTrips
 from decod.sim.profile import ComputeProfile, Content, TensorTable, wire_bytes
@@ -178,7 +178,7 @@ class SimHost:
         self._perform_one: dict[type, Callable[..., None]] = {
             fx.Send: self._send,
             fx.SendTensor: self._send_tensor,
-            fx.StartJob: self.device.start,
+            fx.StartJob: self._start,
             fx.FreeTensor: self._free,
             fx.FetchState: self.states.fetch,
             fx.ServeState: self.states.serve,
@@ -483,6 +483,12 @@ class SimHost:
             kept = effect.tensor if effect.tensor in self.tensors else None
             to = effect.to
             self.deliver(ev.SendFailed(to, effect.message, reason, kept, effect.way, fault))
+
+    def _start(self, effect: fx.StartJob) -> None:
+        view = view_of(self.machine)
+        if view is not None and self.node_id in view:
+            self.compute.use(view.num_stages)
+        self.device.start(effect)
 
     def _free(self, effect: fx.FreeTensor) -> None:
         self.tensors.free(effect.tensor, effect)

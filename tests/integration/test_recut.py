@@ -39,7 +39,7 @@ def check(cluster: Cluster, leader: Daemon, run: RunConfig, corpus: Path) -> Non
 
 
 def test_a_model_is_cut_anew_while_it_trains(tmp_path: Path, corpus: Path) -> None:
-    """Twice; relays keep their processes, and fetch the blocks that are new to them."""
+    """Three times; relays keep their processes, and fetch the blocks that are new to them."""
     run = make_run(num_iterations=NUM_ITERATIONS)
     run = replace(run, stages=replace(run.stages, blocks="1, 3"))
     with Cluster(tmp_path, run, corpus) as cluster:
@@ -49,15 +49,21 @@ def test_a_model_is_cut_anew_while_it_trains(tmp_path: Path, corpus: Path) -> No
         assert "stages of 1, 3 blocks become stages of 3, 1" in recut(leader, "--blocks", "3,1")
         cluster.wait_for(lambda: leader.events("run.recut"), "another cut")
         assert leader.status()["cut"]["blocks"] == [3, 1]
-        recut(leader, "--blocks", "2,2")
+        recut(leader, "--blocks", "4")
+        cluster.wait_for(lambda: len(leader.events("run.recut")) == 2, "one stage of four")
+        recut(leader, "--blocks", "2,1,1")
         assert set(cluster.wait_for_end().values()) == {0}
-        first, second = leader.events("run.recut")
-        assert (first["blocks"], second["blocks"]) == ("3, 1", "auto")
-        for relay in relays:
-            told = [(event["stage"], event["blocks"]) for event in relay.events("stage.recut")]
-            assert told in ([(1, "0 to 2"), (1, "0 to 1")], [(2, "3 to 3"), (2, "2 to 3")])
+        cuts = leader.events("run.recut")
+        assert [cut["blocks"] for cut in cuts] == ["3, 1", "4", "2, 1, 1"]
+        told = [
+            [(event["stage"], event["blocks"]) for event in relay.events("stage.recut")]
+            for relay in relays
+        ]
+        assert sorted(stages[0] for stages in told) == 2 * [(1, "0 to 2")] + 2 * [(2, "3 to 3")]
+        assert [stages[1] for stages in told] == 4 * [(1, "0 to 3")]
+        assert {stages[2] for stages in told} == {(1, "0 to 1"), (2, "2 to 2"), (3, "3 to 3")}
         assert not leader.events("run.returned"), "nothing is computed again"
-        print(f"{first['duration_s']:.2f} and {second['duration_s']:.2f} s", end="; ")
+        print(", ".join(f"{cut['duration_s']:.2f} s" for cut in cuts), end="; ")
         check(cluster, leader, run, corpus)
 
 
@@ -81,6 +87,26 @@ def test_a_relay_is_killed_meanwhile(moment: str, tmp_path: Path, corpus: Path) 
         assert codes.pop("doomed") == -signal.SIGKILL
         assert set(codes.values()) == {0}, codes
         assert leader.events("run.recut") or leader.events("recut.failed")
+        check(cluster, leader, run, corpus)
+
+
+def test_others_take_the_blocks_of_a_stage_that_is_lost(tmp_path: Path, corpus: Path) -> None:
+    """A leader and one volunteer go on with a model that was cut for two volunteers."""
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
+    run = replace(run, protocol=replace(run.protocol, snapshot_every_iterations=5))
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        (_, last) = cluster.start_relays(1)
+        cluster.wait_for_iteration(12)
+        last.send(signal.SIGKILL)
+        cluster.wait_for(lambda: leader.events("stage.waiting"), "the loss")
+        assert "`decod run recut` has the others" in leader.status()["message"]
+        assert "stages of 2, 2 blocks become stages of 4" in recut(leader)
+        codes = cluster.wait_for_end()
+        assert codes.pop(last.name) == -signal.SIGKILL
+        assert set(codes.values()) == {0}, codes
+        (rebuilt,) = leader.events("stage.rebuilt")
+        assert (rebuilt["source"], rebuilt["stage"]) == ("kept", "2")
         check(cluster, leader, run, corpus)
 
 

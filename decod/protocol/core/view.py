@@ -171,16 +171,22 @@ class View:
         )
 
     def successor(
-        self, members: Iterable[Member], *, leader: NodeId, cut: StageBlocks | None = None
+        self, members: Iterable[Member], *, leader: NodeId, cut: StageBlocks = ()
     ) -> "View":
-        """Return the view of the next version, with these members, in the same cut or another."""
+        """Return the view of the next version, with these members.
+
+        Args:
+            members: All.
+            leader: One of them.
+            cut: Another cut. None: the same.
+        """
         return View.of(
             members,
             version=self.version + 1,
             leader=leader,
             term=self.term,
-            num_stages=self.num_stages,
-            cut=self.cut if cut is None else cut,
+            num_stages=len(cut) + 1 if cut else self.num_stages,
+            cut=cut or self.cut,
         )
 
     @cached_property

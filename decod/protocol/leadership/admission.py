@@ -236,7 +236,7 @@ class Admission:
 
     def join(self, view: View, sender: NodeId, join: Join) -> None:
         """Take in an offer, new or repeated, and answer with what has been decided of it."""
-        if refusal := self.refusal(join):
+        if refusal := self.refusal(join, view.num_stages):
             self._out.send(sender, Refuse(refusal))
             return
         candidate = self.candidates.get(sender)
@@ -253,14 +253,14 @@ class Admission:
         if candidate.stage_index is not None:
             self._send_assignment(view, sender, candidate)
 
-    def refusal(self, join: Join) -> str:
-        """Return why the run can't take a node, or nothing."""
+    def refusal(self, join: Join, num_stages: int) -> str:
+        """Return why a run of so many stages can't take a node, or nothing."""
         if join.manifest_sha256 != self._facts.manifest_sha256:
             return (
                 f"its manifest is {join.manifest_sha256[:16]}, this run's is "
                 f"{self._facts.manifest_sha256[:16]}: the two describe different training jobs"
             )
-        last = self._run.stages.num_relay_stages
+        last = num_stages - 1
         if join.role is not Role.DATA and join.stage_index not in (None, *range(1, last + 1)):
             return f"stage {join.stage_index} is not a relay stage: choose auto or 1 to {last}"
         if join.role is Role.CLIENT and self._run.organisation is not Organisation.SERVERS:
@@ -358,7 +358,7 @@ class Admission:
         served = self._run.organisation is Organisation.SERVERS
         loads = self._seats.loads
         result = []
-        for stage in range(1, self._run.stages.num_relay_stages + 1):
+        for stage in range(1, view.num_stages):
             everybody = (*view.workers[stage], *view.clients[stage])
             staying = [m for m in everybody if not self._seats.leaves(m.node_id)]
             members = [m for m in staying if m.role in (role, Role.RELAY)]
@@ -414,10 +414,12 @@ class Admission:
                 return parameter_hash
         return message.parameter_hash
 
-    def recut(self) -> None:
-        """The model is cut anew: what candidates have built is of no use."""
+    def recut(self, num_stages: int) -> None:
+        """The model is cut anew, into so many stages: what candidates have built is of no use."""
         for candidate in self.candidates.values():
             candidate.prepared = False
+            if candidate.stage_index is not None and candidate.stage_index >= num_stages:
+                candidate.stage_index = None
         self._hashes.clear()
 
     def moved(self, node: NodeId) -> None:
@@ -435,7 +437,7 @@ class Admission:
         entering = [c for c in self.candidates.values() if c.stands_by]
         if started:
             entering = [c for c in entering if self.level(c, anchor)]
-        for stage in range(self._run.stages.num_relay_stages + 1):
+        for stage in range(view.num_stages):
             num = len(view.workers[stage])
             keepers = (c for c in entering if c.join.role is not Role.CLIENT)
             num += sum(c.stage_index == stage for c in keepers)

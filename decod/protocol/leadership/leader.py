@@ -345,7 +345,7 @@ class Leader:
         if not needed and self.suspicions.cooldowns.refuse(now_s, sender):
             return
         member = sender in self.view and sender not in self.admission.candidates
-        if member and not self.admission.refusal(join):
+        if member and not self.admission.refusal(join, self.view.num_stages):
             if self.admission.repeated(sender, join):
                 self.decisions.send(sender, self._out)
                 return
@@ -759,14 +759,17 @@ class Leader:
 
     # --- another cut --------------------------------------------------------------------------
 
-    def recut(self, cut: StageBlocks) -> None:
-        """The operator wants the model cut anew, at the next average."""
+    def recut(self, now_s: float, cut: StageBlocks) -> None:
+        """The operator wants the model cut anew: at the next average, or at once if the run waits
+        for somebody to take over a stage that is lost."""
         recut = self.recovery.recut
         if recut.wanted:
             self._out.note("recut.failed", reason="another one is under way")
             return
         recut.wanted = cut
-        if self.state not in UNDER_WAY:
+        if self.recovery.waiting:
+            self.begin_era(now_s)
+        elif self.state not in UNDER_WAY:
             recut.give_up("the run is not training")
 
     # --- lost stages and polls --------------------------------------------------------------------
@@ -788,11 +791,11 @@ class Leader:
         if plan.origin.num_repeated:
             self.loss = None
         self._num_failures = 0
-        self.sync.begin_era(self.committed, plan.origin)
         self.seats.begin_era()
-        if plan.cut != self.view.cut:
-            self.admission.recut()
         view = self.view.successor(plan.members, leader=self.node_id, cut=plan.cut)
+        self.sync.begin_era(self.committed, plan.origin, view.num_stages)
+        if plan.cut != self.view.cut:
+            self.admission.recut(view.num_stages)
         opening = self._opening(Iteration(plan.iteration + 1, 1, era), view)
         message = Open(self.iteration, Outcome.ROLLED_BACK, opening, plan.reason)
         self._announce(now_s, message, goodbye=())

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 from decod.ids import Iteration, NodeId
 from decod.limits import StageBlocks
+from decod.planner.partition import part_sizes
 from decod.protocol.core.context import NodeState
 from decod.protocol.core.effects import Effect, EffectSink, ReadCheckpoint
 from decod.protocol.core.era import (
@@ -43,7 +44,6 @@ from decod.protocol.core.view import Member, Opening, View
 from decod.protocol.leadership.admission import Admission, Candidate
 from decod.protocol.leadership.seats import Seats
 from decod.run.run_config import RunConfig
-from decod.run.stages_config import blocks_text
 
 _START_INTERVALS_MAX = 2
 """So many intervals between marks the run goes back at most to what it started from."""
@@ -179,6 +179,8 @@ class StageRecovery:
         self._stuck = set[NodeId]()
         """Members that have told that they can't get what the era begins with."""
         self.last: Rebuilt | None = None
+        self._num_stages = run.stages.num_relay_stages + 1
+        """As the run file says."""
         self._every = run.protocol.snapshot_every_iterations
         self._start_iteration = start_iteration
         self._lost_s = 0.0
@@ -287,7 +289,7 @@ class StageRecovery:
         self.last = Rebuilt(origin, self._base, now_s - self._lost_s)
         if not origin.lost:
             duration_s = round(now_s - self._lost_s, 3)
-            text = blocks_text(cut)
+            text = ", ".join(map(str, cut))
             self._out.note("run.recut", blocks=text, iteration=self._base, duration_s=duration_s)
             return
         self._out.note(
@@ -328,21 +330,23 @@ class StageRecovery:
             return None
         if not self.broken:
             return self._recut_plan(view, iteration)
-        self.recut.give_up("a stage was lost, or a member could not load its state")
+        if self.recut.marked is not None:
+            self.recut.give_up("a stage was lost, or a member could not load its state")
         prepared = {node: c for node, c in admission.candidates.items() if c.stands_by}
         holders = self._holders(view, iteration, prepared)
         found = self._best(view, iteration, holders)
         if found is None:
             self.hopeless = not self._lacking_stages(view)[1]
             return None
-        base, source, named, cut = found
+        base, source, named, kept_in = found
         # If another stage was lost before this era has committed anything: what that cost too.
         before, lost = self._before
         mixed = source is Source.NEIGHBOURS
         lost = (self._lacking_stages(view)[0] if mixed else self.pending) or lost
-        origin = Origin(source, lost, before + iteration - base, named, cut)
+        origin = Origin(source, lost, before + iteration - base, named, kept_in)
         served = {candidate.stage_index for candidate in prepared.values()}
-        moves = _moves(view, [s for s in self.pending if s not in served], origin, seats)
+        lacking = [stage for stage in self.pending if stage not in served]
+        moves, cut = self._seated(view, lacking, origin, seats)
         if moves is None:
             first = not self.waiting
             self.waiting = True
@@ -355,11 +359,27 @@ class StageRecovery:
         for node in moves:
             admission.moved(node)
         members = [_moved(member, moves, base) for member in view.members]
-        members += admission.members(Iteration(base, 0), Iteration(base, 0))
-        missing = self._missing(view, range(base + 1, iteration + 1), holders)
-        plan = EraPlan(base, origin, tuple(members), view.cut, missing)
+        if cut == view.cut:
+            members += admission.members(Iteration(base, 0), Iteration(base, 0))
+        else:
+            self.recut.take()
+        missing = self._missing(range(base + 1, iteration + 1), holders)
+        plan = EraPlan(base, origin, tuple(members), cut, missing)
         self._begun(plan)
         return plan
+
+    def _seated(
+        self, view: View, lacking: Sequence[int], origin: Origin, seats: Seats
+    ) -> tuple[dict[NodeId, int] | None, StageBlocks]:
+        """Return which relays change their stage, and the cut; None if nobody can be spared.
+
+        Then another cut may do, into fewer stages, if one is asked for.
+        """
+        wanted = self.recut.wanted
+        moves = _moves(view, lacking, origin, seats)
+        if moves is None and wanted and origin.source is not Source.NEIGHBOURS:
+            return seats_in(view, wanted), wanted
+        return moves, view.cut
 
     def _recut_plan(self, view: View, iteration: int) -> EraPlan | None:
         """Return how the era begins with which the model is cut anew; None: not yet, or never."""
@@ -386,21 +406,30 @@ class StageRecovery:
         num_repeated = iteration - mark.iteration
         holders_of = tuple(StateHolders(*each) for each in named)
         origin = Origin(Source.KEPT, (), num_repeated, holders_of, mark.cut)
-        members = tuple(_moved(member, {}, mark.iteration) for member in view.members)
+        places = seats_in(view, recut.wanted)
+        if places is None:
+            recut.give_up("it has more stages than there are relays")
+            return None
+        members = tuple(_moved(member, places, mark.iteration) for member in view.members)
         plan = EraPlan(mark.iteration, origin, members, recut.take())
         self._begun(plan)
         return plan
+
+    def _stages_of(self, cut: StageBlocks) -> range:
+        """Return the stages of a cut."""
+        return range(len(cut) + 1 if cut else self._num_stages)
 
     @property
     def _before(self) -> tuple[int, tuple[int, ...]]:
         """What an era that has committed nothing had cost already, and the stages it was for."""
         return (0, ()) if self.origin is None else (self.origin.num_repeated, self.origin.lost)
 
-    def _missing(self, view: View, newer: range, holders: Mapping[Kept, Sequence[NodeId]]) -> str:
+    def _missing(self, newer: range, holders: Mapping[Kept, Sequence[NodeId]]) -> str:
         """Say which marks in a range of iterations nobody can go back to."""
         texts: list[str] = []
         for mark in reversed(self.marks):
-            kept = (Kept(s, mark.iteration, mark.hash_of(s)) for s in range(view.num_stages))
+            whole = self._stages_of(mark.cut)
+            kept = (Kept(s, mark.iteration, mark.hash_of(s)) for s in whole)
             stages = ", ".join(str(each.stage_index) for each in kept if not holders.get(each))
             if mark.iteration in newer and stages:
                 texts.append(
@@ -470,15 +499,15 @@ class StageRecovery:
         """Return the newest iteration that all stages have a state of, where those are, and the cut
         that they are of."""
         options: list[tuple[int, Source, tuple[StateHolders, ...], StageBlocks]] = []
-        stages = range(view.num_stages)
         for mark in reversed(self.marks):
+            stages = self._stages_of(mark.cut)
             nodes = [holders.get(Kept(s, mark.iteration, mark.hash_of(s)), ()) for s in stages]
             if all(nodes) and mark.iteration <= iteration:
                 named = [StateHolders(s, tuple(nodes[s][:HOLDERS_MAX])) for s in stages]
                 options.append((mark.iteration, Source.KEPT, tuple(named), mark.cut))
         if self.checkpoint is not None and self.checkpoint <= iteration:
-            here = tuple(StateHolders(stage, (view.leader,)) for stage in stages)
             cut = self._checkpoint_cuts.get(self.checkpoint, ())
+            here = tuple(StateHolders(s, (view.leader,)) for s in self._stages_of(cut))
             options.append((self.checkpoint, Source.CHECKPOINT, here, cut))
         num_since_start = iteration - self._start_iteration
         if self.has_start and num_since_start <= _START_INTERVALS_MAX * self._every:
@@ -506,11 +535,27 @@ class StageRecovery:
         if self.waiting:
             return (
                 f"stage {stages} is lost, and no other stage can spare a node: training waits for"
-                " a host to take it over"
+                " a host to take it over; `decod run recut` has the others take its blocks"
             )
         if self._reading is not None:
             return f"stage {stages} is lost: reading the checkpoint of iteration {self._reading}"
         return f"stage {stages} is lost: looking for its state on the other hosts"
+
+
+def seats_in(view: View, cut: StageBlocks) -> dict[NodeId, int] | None:
+    """Return which relays change their stage with another cut; None if there are too few.
+
+    With as many stages, nobody does. Else relays are dealt out in the order of their stages, so
+    that most of what they hold is of use.
+    """
+    relays = [m for roster in view.rosters[1:] for m in roster]
+    if len(cut) == view.num_stages - 1 and all(view.rosters[1:]):
+        return {}
+    if len(relays) < len(cut):
+        return None
+    sizes = part_sizes(len(relays), len(cut))
+    stages = [stage for stage, size in enumerate(sizes, 1) for _ in range(size)]
+    return {member.node_id: stage for member, stage in zip(relays, stages, strict=True)}
 
 
 def _moved(member: Member, moves: Mapping[NodeId, int], base: int) -> Member:

@@ -186,7 +186,6 @@ class Learning:
 
     def __init__(self, run: RunConfig) -> None:
         self._sync = run.sync
-        self._stages = range(run.stages.num_relay_stages + 1)
         num_fragments = self._num_fragments = run.sync.fragments
         self._since: list[int | None] = [0] * num_fragments
         """Since the last average of each fragment. None: another leader has counted them."""
@@ -276,7 +275,7 @@ class Learning:
         self._since = [None] * self._num_fragments
         self._travelling = None
 
-    def go_back(self, interval: int) -> None:
+    def go_back(self, interval: int, num_stages: int) -> None:
         """The run goes back to an average. Iterations are repeated from there on.
 
         What members had learnt by then and not averaged yet is lost: the last average was of one
@@ -284,12 +283,13 @@ class Learning:
 
         Args:
             interval: Iterations from one average to the next.
+            num_stages: That have learnt.
         """
         self._since = [0] * self._num_fragments
         self._travelling = 0
         num_intervals = self._num_fragments * (self._num_fragments - 1) // 2
         if num_intervals:
-            for stage in self._stages:
+            for stage in range(num_stages):
                 self._lose(stage, num_intervals * interval * self._batch)
 
 
@@ -468,16 +468,18 @@ class SyncSchedule:
         # Of fragments, only an early average, or a run's last, is of all.
         whole = self._sync.fragments > 1 and not self._fragment
         self.early = number if whole and not opening.local else 0
+        self._num_stages = opening.view.num_stages
         self.adaptation.resume(opening.spec)
         self.learning.forget()
 
-    def begin_era(self, committed: Iteration, origin: Origin) -> None:
-        """An era begins, behind an iteration.
+    def begin_era(self, committed: Iteration, origin: Origin, num_stages: int) -> None:
+        """An era begins, behind an iteration, with so many stages.
 
         What an average that travelled would have held is repeated with the iterations, or lost with
         the stage.
         """
-        self.learning.go_back(self.adaptation.interval)
+        self.learning.go_back(self.adaptation.interval, self._num_stages)
+        self._num_stages = num_stages
         self.early = 0
         mixed = origin.source is Source.NEIGHBOURS  # Nobody goes back.
         number = self.anchor.number if mixed else committed.number

@@ -461,7 +461,8 @@ def same_stage(run: RunConfig, theirs: Sequence[int], own: Sequence[int], stage:
     """Return whether a stage has the same blocks in two cuts. Stage 0 has in all."""
     if not stage or tuple(theirs) == tuple(own):
         return True
-    return run.stage_blocks(theirs)[stage] == run.stage_blocks(own)[stage]
+    one, other = run.stage_blocks(theirs), run.stage_blocks(own)
+    return max(stage + 1, 1) <= min(len(one), len(other)) and one[stage] == other[stage]
 
 
 def neighbours_of(origin: Origin, rosters: tuple[tuple[object, ...], ...], stage: int) -> list[int]:

@@ -16,6 +16,7 @@
 from typing import Protocol
 
 from decod.protocol.core.context import Context
+from decod.protocol.core.era import Origin
 from decod.protocol.core.events import StateFetched, StateFetchFailed
 from decod.protocol.core.messages import Open
 from decod.protocol.core.view import Opening
@@ -36,7 +37,7 @@ def note_return(decision: Open, context: Context, stage_before: int | None) -> N
     origin = decision.opening.origin
     index = context.member.stage_index
     assert origin is not None
-    if not origin.lost:
+    if decision.opening.view.cut != origin.cut:
         blocks = context.run.stage_blocks(decision.opening.view.cut)[index]
         context.out.note(
             "stage.recut",
@@ -44,7 +45,8 @@ def note_return(decision: Open, context: Context, stage_before: int | None) -> N
             blocks=f"{blocks.start} to {blocks.stop - 1}" if blocks else "none",
             iteration=decision.opening.committed.number,
         )
-        if not origin.num_repeated:
+        if not (origin.lost or origin.num_repeated):
+            _note_stage(context, stage_before, origin)
             return
     # Later decisions of the era say why the iteration was repeated.
     told = decision.reason.startswith(origin.reason)
@@ -55,8 +57,14 @@ def note_return(decision: Open, context: Context, stage_before: int | None) -> N
         num_repeated=origin.num_repeated,
         reason=decision.reason if told else origin.reason,
     )
+    _note_stage(context, stage_before, origin)
+
+
+def _note_stage(context: Context, stage_before: int | None, origin: Origin) -> None:
+    """Note that this node serves another stage."""
+    index = context.member.stage_index
     if stage_before not in (None, index):
-        context.why = "all nodes of it were lost"
+        context.why = "all nodes of it were lost" if origin.lost else "the model is cut anew"
         context.out.note("stage.assigned", stage=index, reason=context.why)
 
 

@@ -17,6 +17,7 @@ from decod.protocol.core.link_table import LinkTable, RemoteLinks, Terms
 from decod.protocol.core.messages import NodeLoad
 from decod.protocol.core.view import Member, Role, View
 from decod.run.run_config import Organisation, RunConfig
+from decod.run.stages_config import RecutPolicy
 
 ME, FAST, SLOW = (NodeId(letter * 8) for letter in "mab")
 RUN = replace(RunConfig(), model=replace(RunConfig().model, num_hidden_layers=8))
@@ -47,7 +48,9 @@ class Scene:
             node: NodeLoad(node, 1, 3, 0, "training", memory_bytes=memory_bytes)
             for node in (FAST, SLOW)
         }
-        self.leading: Any = SimpleNamespace(view=view, loads=self.loads, recut=False)
+        self.leading: Any = SimpleNamespace(
+            view=view, loads=self.loads, recut=False, waits_for_stage=False
+        )
         self.facts: Any = SimpleNamespace(
             node_id=ME, view=view, links=links, remote_links=RemoteLinks(), leading=self.leading
         )
@@ -102,12 +105,27 @@ def test_a_given_cut_is_used_if_it_can_be() -> None:
     scene = Scene(memory_bytes=0)
     assert scene.ask(blocks="1, 7")["blocks"] == [1, 7]
     assert scene.posted == [RecutRequested((1, 7))]
-    for text in ("1,6", "8", "0,8", "x", ""):
+    assert scene.ask(blocks="8")["blocks"] == [8]
+    with pytest.raises(RejectedError, match="too few relays for 3 stages"):
+        scene.ask(blocks="2,3,3")
+    for text in ("1,6", "9", "0,8", "x", ""):
         with pytest.raises(ConfigError, match=r"stages\.blocks"):
             scene.ask(blocks=text)
     crowded = Scene(memory_bytes=1)
     with pytest.raises(RejectedError, match="slow has no room for 7 blocks in stage 2"):
         crowded.ask(blocks="1,7")
+
+
+def test_the_relays_that_are_left_take_the_blocks_of_a_stage_that_is_lost() -> None:
+    auto = replace(RUN, stages=replace(RUN.stages, recut=RecutPolicy.AUTO))
+    scene = Scene(run=auto)
+    lost = tuple(m for m in scene.facts.view.members if m.node_id != SLOW)
+    scene.facts.view = scene.leading.view = replace(scene.facts.view, members=lost)
+    scene.recutting._look()
+    assert scene.posted == []
+    scene.leading.waits_for_stage = True
+    scene.recutting._look()
+    assert scene.posted == [RecutRequested((8,))]
 
 
 def test_what_can_not_be_is_refused() -> None:
