@@ -16,9 +16,9 @@ from decod.daemon.frontend import Command
 from decod.daemon.known_hosts import relay_speeds
 from decod.driver.driver import CoreHandle
 from decod.errors import RejectedError
-from decod.planner.partition import dealt
+from decod.planner.partition import dealt, part_sizes
 from decod.protocol.core.events import RecutRequested
-from decod.protocol.core.view import Member
+from decod.protocol.core.view import Member, Role
 from decod.protocol.facts import LeaderFacts, NodeFacts
 from decod.protocol.leadership.stage_recovery import seats_in
 from decod.run.run_config import Organisation, RunConfig
@@ -55,10 +55,11 @@ class _Stages:
 
     def __init__(self, run: RunConfig, facts: NodeFacts, leading: LeaderFacts) -> None:
         self._run = run
-        self._view = facts.view
+        self._view = leading.view
         self._loads = leading.loads
         self._speeds = relay_speeds(run, facts)
-        self._before = run.stage_blocks(facts.view.cut)
+        self._before = run.stage_blocks(leading.view.cut)
+        self._candidates = [c.join for c in leading.candidates.values()]
         self.cut = tuple(len(blocks) for blocks in self._before[1:])
 
     def _rosters(self, num_stages: int) -> list[list[Member]]:
@@ -71,9 +72,17 @@ class _Stages:
                 rosters[stage - 1].append(member)
         return rosters
 
-    def has_relays_for(self, cut: tuple[int, ...]) -> bool:
-        """Whether each stage of a cut would have a member."""
-        return all(self._rosters(len(cut)))
+    @property
+    def are_empty(self) -> bool:
+        """Whether the run waits for its first members."""
+        return not self._view.members
+
+    @property
+    def num_relays(self) -> int:
+        """Relays that are members, or wait to be the first ones."""
+        if self.are_empty:
+            return sum(join.role is Role.RELAY for join in self._candidates)
+        return sum(map(len, self._view.rosters[1:]))
 
     def crowded(self, cut: tuple[int, ...], *, trusts: bool = False) -> tuple[int, Member] | None:
         """Return a stage that would have too many blocks, from 0, and for which member.
@@ -104,8 +113,12 @@ class _Stages:
     def best(self) -> tuple[int, ...] | None:
         """Return the cut with which the slowest stage is fastest. None: it is not known.
 
-        It has as many stages as now, without those that have lost all their members.
+        It has as many stages as now, without those that have lost all their members. Before the
+        run begins, it is even, and has as many as there are relays.
         """
+        if self.are_empty:
+            num_relays = min(self.num_relays, len(self.cut))
+            return tuple(part_sizes(sum(self.cut), num_relays)) if num_relays else None
         num_stages = len(self.cut) - len(self._view.empty_stages)
         powers = self._powers(num_stages)
         if not powers or not all(powers):
@@ -228,7 +241,7 @@ class Recutting:
         stages = _Stages(self._run, facts, leading)
         given = self._given(asked)
         blocks = given or stages.best()
-        if blocks is None:
+        if not blocks:
             raise _refused(
                 "the speed of some member is not known yet, or they have too little memory",
                 "wait until the run has trained for some iterations, or give --blocks",
@@ -236,7 +249,7 @@ class Recutting:
         answer = {"before": list(stages.cut), "blocks": list(blocks)}
         if blocks == stages.cut:
             return answer | {"changed": False}
-        if not stages.has_relays_for(blocks):
+        if len(blocks) > stages.num_relays:
             raise _refused(
                 f"there are too few relays for {len(blocks)} stages", "give fewer numbers"
             )

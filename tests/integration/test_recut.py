@@ -90,6 +90,19 @@ def test_a_relay_is_killed_meanwhile(moment: str, tmp_path: Path, corpus: Path) 
         check(cluster, leader, run, corpus)
 
 
+def test_a_run_begins_with_fewer_volunteers_than_it_has_stages(
+    tmp_path: Path, corpus: Path
+) -> None:
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
+    with Cluster(tmp_path, run, corpus) as cluster:
+        leader = cluster.start_leader("--export", tmp_path / "model")
+        cluster.start_relay("only", "--stage", "auto")
+        cluster.wait_for(lambda: leader.status()["candidates"], "the volunteer")
+        assert "stages of 2, 2 blocks become stages of 4" in recut(leader)
+        assert set(cluster.wait_for_end().values()) == {0}
+        check(cluster, leader, run, corpus)
+
+
 def test_others_take_the_blocks_of_a_stage_that_is_lost(tmp_path: Path, corpus: Path) -> None:
     """A leader and one volunteer go on with a model that was cut for two volunteers."""
     run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)

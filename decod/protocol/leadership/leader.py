@@ -761,10 +761,16 @@ class Leader:
 
     def recut(self, now_s: float, cut: StageBlocks) -> None:
         """The operator wants the model cut anew: at the next average, or at once if the run waits
-        for somebody to take over a stage that is lost."""
+        for somebody to take over a stage that is lost, or for its first members."""
         recut = self.recovery.recut
         if recut.wanted:
             self._out.note("recut.failed", reason="another one is under way")
+            return
+        if not (self.started or self.view.members):
+            # Nobody has anything yet that is of a stage.
+            self.view = replace(self.view, cut=cut, num_stages=len(cut) + 1)
+            self.admission.recut(self.view.num_stages)
+            self._query(now_s)
             return
         recut.wanted = cut
         if self.recovery.waiting:

@@ -49,7 +49,7 @@ class Scene:
             for node in (FAST, SLOW)
         }
         self.leading: Any = SimpleNamespace(
-            view=view, loads=self.loads, recut=False, waits_for_stage=False
+            candidates={}, view=view, loads=self.loads, recut=False, waits_for_stage=False
         )
         self.facts: Any = SimpleNamespace(
             node_id=ME, view=view, links=links, remote_links=RemoteLinks(), leading=self.leading
