@@ -195,8 +195,8 @@ async def run_snapshot(
 
 def as_cut(run: RunConfig, sources: SnapshotSources) -> RunConfig:
     """Return the run with the cut that its stages have now."""
-    facts = sources.core.facts
-    return run if facts is None else run.with_blocks(facts.view.cut)
+    leading = sources.core.leading
+    return run if leading is None else run.with_blocks(leading.view.cut)
 
 
 def kept_iterations(sources: SnapshotSources) -> list[int] | None:

@@ -479,6 +479,8 @@ class _Sink(QuietSink):
         self._own: StateBytes | None = None
         self._places: dict[str, slice] = {}
         self._driver = driver
+        self.transfer: Transfer | None = None
+        """The fetch's progress, once donors have described the state."""
 
     def take_from(self, copy: ServedState | None) -> None:
         """Take equal chunks from a copy of this node's own state from now on; None: no more."""
@@ -504,6 +506,7 @@ class _Sink(QuietSink):
 
     @override
     def began(self, transfer: Transfer) -> None:
+        self.transfer = transfer
         self._driver.fetching(transfer)
 
     @override
@@ -542,7 +545,7 @@ async def fetched_state(
             text = await _read(driver, driver.disk, wanted, sink)
         if not text:
             text = await transport.fetch_state(others, sink)
-            _tell(driver, wanted, driver.transfer)
+            _tell(driver, wanted, sink.transfer)
     except Exception as error:  # noqa: BLE001 - the machine is told of every failure.
         reason = clip(str(error), 200) or type(error).__name__
     finally:
@@ -550,7 +553,8 @@ async def fetched_state(
         if copy is not None:
             sink.take_from(None)
             copy.release()
-        driver.fetching(None)
+        if driver.transfer is sink.transfer:  # Another state may be on its way, too.
+            driver.fetching(None)
         found = sink.regions.pop() if text and sink.regions else None
         for region in sink.regions:
             region.release()

@@ -139,16 +139,16 @@ class Decod(Subject):
         *,
         module: str = "decod",
         device: str = "cpu",
-        capacity: int | None = None,
         num_stages: int = NUM_RELAY_STAGES,
+        of_relays: tuple[str, ...] = (),
         begun: Callable[[str, int], None] = lambda _name, _pid: None,
     ) -> None:
-        """Take the relays of each stage, the module that is run, and relays' choices.
+        """Take the relays of each stage, the module that is run, and relays' options.
 
         `begun` is called with the name and the process id of each node that has been started.
         """
         self._module, self._device, self._begun = module, device, begun
-        self._of_relays = () if capacity is None else ("--capacity", str(capacity))
+        self._of_relays = of_relays
         self._stages = {
             f"relay-{stage_index}-{number}": stage_index
             for number in range(num_relays)

@@ -25,7 +25,7 @@ RATIO_MIN = 0.9
 FREE_S_MAX = 1.0
 """Target: time from the end of a node's work until the device's memory is free."""
 
-_CAPACITY = 4
+_OF_RELAYS = ("--capacity", "4")
 """Microbatches at a relay. Each node plans with the device as if it were alone there."""
 
 _WORKING = ("training", "aggregating", "draining")
@@ -42,7 +42,7 @@ def check_daemons(setting: Setting) -> list[Measure]:
         found = []
         for subject in (
             OneProcess(device=setting.device, compiles=setting.on_cuda),
-            Decod(device=setting.device, capacity=_CAPACITY),
+            Decod(device=setting.device, of_relays=_OF_RELAYS),
         ):
             plan = Plan(
                 num_threads=setting.pick(4, 1),
@@ -108,7 +108,7 @@ def check_free(setting: Setting) -> list[Measure]:
         folder, children = Path(name), list[Child]()
         job = _job(setting, folder, num_iterations=10_000)
         try:
-            relays = _TwoInStageOne(device=setting.device, capacity=_CAPACITY)
+            relays = _TwoInStageOne(device=setting.device, of_relays=_OF_RELAYS)
             relays.start(job, 1, folder, children)
             return _freed(setting, folder / "relay-1-1", children[-1])
         finally:

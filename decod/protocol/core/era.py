@@ -63,6 +63,8 @@ class Mark:
     """Of all stages, as they were committed."""
     cut: StageBlocks = ()
     """The cut that these stages are of."""
+    mirrored: bool = True
+    """Hosts of other stages keep the states, too, and not only members of the stages."""
 
     def hash_of(self, stage_index: int) -> str:
         """Return a stage's; empty if it is not known."""

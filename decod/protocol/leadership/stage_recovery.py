@@ -279,7 +279,8 @@ class StageRecovery:
         if recut:
             self._lost_s = now_s
         if due or recut:
-            self.marks = add_mark(self.marks, Mark(iteration, hashes, cut))
+            # What only another cut needs does not travel.
+            self.marks = add_mark(self.marks, Mark(iteration, hashes, cut, mirrored=bool(due)))
         self._refused.clear()
         self._stuck.clear()
         origin = self.origin

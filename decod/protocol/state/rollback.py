@@ -66,7 +66,8 @@ class Mirrors:
             return
         if stepped:
             self._keep_own(mark)
-        self._mirror(mark)
+        if mark.mirrored:
+            self._mirror(mark)
 
     def _keep_own(self, mark: Mark) -> None:
         context = self._context

@@ -1991,14 +1991,16 @@ class IndexedClaim(_message.Message):
     def __init__(self, hop_indexes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Mark(_message.Message):
-    __slots__ = ("iteration", "hashes", "cut")
+    __slots__ = ("iteration", "hashes", "cut", "mirrored")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
+    MIRRORED_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     hashes: _containers.RepeatedCompositeFieldContainer[StageHash]
     cut: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, iteration: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
+    mirrored: bool
+    def __init__(self, iteration: _Optional[int] = ..., hashes: _Optional[_Iterable[_Union[StageHash, _Mapping]]] = ..., cut: _Optional[_Iterable[int]] = ..., mirrored: _Optional[bool] = ...) -> None: ...
 
 class Origin(_message.Message):
     __slots__ = ("source", "lost", "num_repeated", "holders", "cut")

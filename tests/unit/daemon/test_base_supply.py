@@ -49,7 +49,9 @@ class Bench:
         self.left = asyncio.Event()
         # A candidate's view has no members.
         donors = (SimpleNamespace(node_id=RELAY, stage_index=1, role=Role.RELAY),)
-        view = SimpleNamespace(members=(), leader=LEADER)
+        view = SimpleNamespace(
+            members=(), leader=LEADER, num_stages=RUN.stages.num_relay_stages + 1, cut=()
+        )
         facts = SimpleNamespace(view=view, node_id=OWN, donors=donors)
         core: Any = SimpleNamespace(driver=SimpleNamespace(facts=facts))
         self.supply = BaseSupply(
