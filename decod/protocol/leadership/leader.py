@@ -791,6 +791,7 @@ class Leader:
             self.finish(reason=reason, failed=True)
             return
         if plan is None:
+            self.decide(now_s)  # It may have waited for an era that does not come.
             return
         era = self.iteration.era + 1
         self.committed = Iteration(plan.iteration, 0, era)
