@@ -21,8 +21,10 @@ SCORES_DEFAULT = 4000
 """Number of arrangements that a search looks at."""
 _NUM_STAGES_MAX = 12
 """Numbers of stages that are tried. If there are more, they are spread out."""
-_SCOUTING_RATIO = 0.5
+_ROUNDS = (0.5, 0.25, 0.25)
+"""Parts of the search. After each, the better half of the numbers of stages is left."""
 _RECUT_RATIO = 0.2
+_REORDER_RATIO = 0.1
 _WORSE_RATIO = 0.4
 
 Score = Callable[[PipelineClock, TimeOfPasses], float]
@@ -62,16 +64,13 @@ def plan_stages(
     cut = clock.problem.run.cut
     num_stages = len(cut) if cut else num_stages
     numbers = [num_stages] if num_stages is not None else _numbers(clock)
-    found = []
-    for number in numbers:
-        best = search.start(number)
-        if best is not None:
-            budget = int(scores * _SCOUTING_RATIO) // len(numbers)
-            found.append(search.climb(best, budget))
-    finalists = sorted(found, key=lambda plan: plan.score)[:2]
-    budget = int(scores * (1 - _SCOUTING_RATIO)) // 2
-    found = [search.climb(plan, budget) for plan in finalists]
-    return min(found, key=lambda plan: plan.score, default=None)
+    plans = [plan for number in numbers if (plan := search.start(number)) is not None]
+    for share in _ROUNDS:
+        budget = int(scores * share) // max(1, len(plans))
+        climbed = [search.climb(plan, budget) for plan in plans]
+        climbed.sort(key=lambda plan: plan.score)
+        plans = climbed[: -(-len(climbed) // 2)]
+    return plans[0] if plans else None
 
 
 class _Search:
@@ -113,17 +112,27 @@ class _Search:
 
     def _changed(self, plan: StagePlan) -> list[StagePlan]:
         """Return plans that differ a little from a given one."""
-        if not self._cut and self._rng.random() < _RECUT_RATIO:
+        kind = self._rng.random()
+        if not self._cut and kind < _RECUT_RATIO:
             layers = _recut(self._rng, plan.time.layers)
             return [] if layers is None else [self._scored(plan.stages, layers)]
+        if not self._cut and kind < _RECUT_RATIO + _REORDER_RATIO and len(plan.stages) > 1:
+            order = _reordered(self._rng, len(plan.stages))
+            reordered = tuple(plan.stages[k] for k in order)
+            return [self._scored(reordered, tuple(plan.time.layers[k] for k in order))]
         stages = _changed(self._rng, plan.stages, self._relays)
-        return [] if stages is None else self._planned(stages)
+        return [] if stages is None else self._planned(stages, plan.time.layers)
 
-    def _planned(self, stages: StageHosts) -> list[StagePlan]:
-        """Return plans with the given hosts: with the given cut, or with the likely ones."""
+    def _planned(self, stages: StageHosts, before: tuple[int, ...] = ()) -> list[StagePlan]:
+        """Return plans with the given hosts: with the given cut, or with the likely ones.
+
+        Args:
+            stages: The hosts.
+            before: The cut of a plan that differs a little. None: there is none.
+        """
         if self._cut:
             return [self._scored(stages, self._cut)]
-        cuts = {self._clock.layers(len(stages)), self._clock.fitted_layers(stages)}
+        cuts = {self._clock.layers(len(stages)), self._clock.fitted_layers(stages), before}
         return [self._scored(stages, layers) for layers in sorted(cuts) if layers]
 
     def _scored(self, stages: StageHosts, layers: tuple[int, ...]) -> StagePlan:
@@ -143,6 +152,16 @@ def _recut(rng: random.Random, layers: tuple[int, ...]) -> tuple[int, ...] | Non
     moved[giver] -= 1
     moved[taker] += 1
     return tuple(moved)
+
+
+def _reordered(rng: random.Random, num: int) -> list[int]:
+    """Return numbers from 0 in another order: all backwards, or two exchanged."""
+    order = [*range(num)]
+    if rng.random() < 0.5:
+        return order[::-1]
+    k, m = rng.sample(order, 2)
+    order[k], order[m] = order[m], order[k]
+    return order
 
 
 def _numbers(clock: PipelineClock) -> list[int]:
@@ -245,18 +264,18 @@ def _changed(rng: random.Random, stages: StageHosts, relays: Sequence[int]) -> S
     elif kind < 0.3 and idle:
         k, i = rng.choice(places)
         parts[k][i] = rng.choice(idle)
-    elif kind < 0.65 and len(parts) > 1:
+    elif kind < 0.6 and len(parts) > 1:
         (k, i), (m, j) = rng.choice(places), rng.choice(places)
         if k == m:
             return None
         parts[k][i], parts[m][j] = parts[m][j], parts[k][i]
-    elif kind < 0.9 and len(parts) > 1:
+    elif kind < 0.8 and len(parts) > 1:
         k, i = rng.choice(places)
         if len(parts[k]) == 1:
             return None
         target = rng.randrange(len(parts))
         parts[target].append(parts[k].pop(i))
-    elif kind < 0.95 and len(parts) > 2:
+    elif kind < 0.85 and len(parts) > 2:
         k, m = rng.randrange(len(parts)), rng.randrange(len(parts))
         parts[k], parts[m] = parts[m], parts[k]
     else:
