@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import sys
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -303,8 +304,8 @@ def read_json(
         guide: The document that describes it, for errors.
 
     Raises:
-        ConfigError: E-CFG-050 unreadable, E-CFG-051 not JSON, E-CFG-052 a key is missing, unknown
-            or of a wrong type or size.
+        ConfigError: E-CFG-050 unreadable, E-CFG-051 not JSON or, by its name, TOML, E-CFG-052 a key
+            is missing, unknown or of a wrong type or size.
     """
     return check_json(name_of(path), _parse(path, _read_bytes(path), guide), model, keys)
 
@@ -352,7 +353,10 @@ def _read_bytes(path: Path) -> bytes:
 
 def _parse(path: Path, content: bytes, guide: str) -> Any:
     place = name_of(path)
+    kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
+        if kind == "TOML":
+            return tomllib.loads(content.decode("utf-8"))
         return json.loads(
             content.decode("utf-8"), object_pairs_hook=unique, parse_constant=no_constant
         )
@@ -366,11 +370,11 @@ def _parse(path: Path, content: bytes, guide: str) -> Any:
     except RecursionError:
         why = "brackets are nested too deeply"
     except ValueError as error:
-        # Raised by one of the two hooks, or by an integer of thousands of digits.
+        # Raised by one of the two hooks, by TOML, or by an integer of thousands of digits.
         why = str(error)[:200]
     raise ConfigError(
-        f"{place}: not valid JSON",
+        f"{place}: not valid {kind}",
         why=why,
-        fix=f"write one JSON object, as in {guide}",
+        fix=f"write {'tables' if kind == 'TOML' else 'one JSON object'}, as in {guide}",
         code="E-CFG-051",
     )

@@ -71,6 +71,28 @@ def test_hosts_are_read_as_they_stand(tmp_path: Path) -> None:
     assert data.uplink_bytes_per_s == 1e7
 
 
+def test_hosts_may_be_written_in_toml(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+
+    def table(name: str, values: dict[str, object]) -> str:
+        lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        return "\n".join((name, *lines, ""))
+
+    tables = [table("[work]", HOSTS["work"]), table("[default_link]", HOSTS["default_link"])]
+    tables += [table(f"[[{key}]]", each) for key in ("hosts", "links") for each in HOSTS[key]]
+    path.write_text("\n".join(tables))
+    assert load_hosts(path) == _load(tmp_path, HOSTS)
+    for content, expected in (
+        ("[work", "E-CFG-051 hosts.toml: not valid TOML"),
+        ("work = nan", "E-CFG-052"),
+        (f"{tables[0]}\nlyers = 1", "work.lyers: unknown key"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ConfigError) as caught:
+            load_hosts(path)
+        assert expected in str(caught.value).replace(f"{tmp_path}/", "")
+
+
 def test_a_link_holds_in_both_directions_unless_the_other_is_listed(tmp_path: Path) -> None:
     problem = _load(tmp_path, HOSTS)
     assert problem.latencies_s[1][2] == problem.latencies_s[2][1] == 0.001
