@@ -28,6 +28,7 @@ from decod.net.net_limits import Limits
 from decod.protocol.core.effects import FetchState, MirrorState
 from decod.protocol.core.era import Kept
 from decod.protocol.core.events import CheckpointRead, KeptRead, StateForgotten, StateKept
+from decod.run.run_config import RunConfig
 from decod.tasks import TaskSet, in_thread, to_its_end
 from decod.texts import clip, why_of
 from decod.train.checkpoint.description import (
@@ -68,6 +69,10 @@ from decod.train.checkpoint.store import (
 _REASON_MAX = 200
 
 
+_CUTS_MAX = 4
+"""Cuts of which first states are kept. A run that has not begun has one or two."""
+
+
 class InitialStates:
     """The first states of a run that starts from weights.
 
@@ -78,20 +83,27 @@ class InitialStates:
     def __init__(self, part: RunPart) -> None:
         run = part.run
         self.iteration = part.manifest.start_iteration
-        self._part, self._num_stages = part, run.stages.num_relay_stages + 1
-        self._states: dict[int, asyncio.Future[InitialState]] = {}
+        self._part, self._run = part, run
+        self._states: dict[tuple[int, StageBlocks], asyncio.Future[InitialState]] = {}
 
-    async def find(self, stage_index: int) -> StateBlob | str:
-        """Return the first state of a stage, or why there is none."""
-        if not 0 <= stage_index < self._num_stages:
+    async def find(self, stage_index: int, of_cut: StageBlocks = ()) -> StateBlob | str:
+        """Return the first state of a stage in a cut, or why there is none."""
+        if not self._run.allows(of_cut):
+            return "the model can't be cut like this"
+        run = self._run.with_blocks(of_cut)
+        if not 0 <= stage_index <= run.stages.num_relay_stages:
             return f"there is no stage {stage_index}"
         # Hashing it takes long. Members that ask meanwhile, and again, share one result.
-        if stage_index not in self._states:
-            self._states[stage_index] = in_thread(partial(self._read, stage_index))
+        key = (stage_index, of_cut)
+        cuts = [*dict.fromkeys(cut for _, cut in self._states)]
+        if of_cut not in cuts and len(cuts) >= _CUTS_MAX:
+            self._states = {k: state for k, state in self._states.items() if k[1] != cuts[0]}
+        if key not in self._states:
+            self._states[key] = in_thread(partial(self._read, run, stage_index))
         try:
-            state = await asyncio.shield(self._states[stage_index])
+            state = await asyncio.shield(self._states[key])
         except DecodError as error:
-            self._states.pop(stage_index, None)
+            self._states.pop(key, None)
             return clip(str(error), _REASON_MAX)
 
         async def read(offset: int, num_bytes: int) -> bytes:  # noqa: ARG001 - a chunk's own.
@@ -99,8 +111,8 @@ class InitialStates:
 
         return StateBlob(manifest=state.description.text, read=read, release=_nothing)
 
-    def _read(self, stage_index: int) -> InitialState:
-        part, run = self._part, self._part.run
+    def _read(self, run: RunConfig, stage_index: int) -> InitialState:
+        part = self._part
         if part.checkpoint_dir is None:
             assert part.init_dir is not None
             weights = weight_tensors(run, stage_index)

@@ -529,7 +529,7 @@ class Gateway:
             return kept
         initial = self._answers.initial
         if initial is not None and request.iteration == initial.iteration:
-            found = await initial.find(request.stage_index)
+            found = await initial.find(request.stage_index, request.cut)
             if isinstance(found, str):
                 self._tell_failed(request.stage_index, found)
             return found

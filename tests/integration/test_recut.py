@@ -3,6 +3,7 @@
 The reference trains the same in one process, where nothing is cut.
 """
 
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -101,6 +102,28 @@ def test_a_run_begins_with_fewer_volunteers_than_it_has_stages(
         assert "stages of 2, 2 blocks become stages of 4" in recut(leader)
         assert set(cluster.wait_for_end().values()) == {0}
         check(cluster, leader, run, corpus)
+
+
+def test_a_run_is_resumed_with_fewer_volunteers(tmp_path: Path, corpus: Path) -> None:
+    run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
+    with Cluster(tmp_path / "before", run, corpus) as before:
+        first = before.start_leader()
+        before.start_relays(1)
+        before.wait_for_iteration(FIRST)
+        first.end_run()
+        assert set(before.wait_for_end().values()) == {0}
+        losses = first.losses()
+    folder = tmp_path / "after" / "leader" / "state"
+    shutil.copytree(first.state_dir / "runs", folder / "runs")
+    with Cluster(tmp_path / "after", run, corpus) as after:
+        leader = after.start_leader("--resume", "latest", "--export", tmp_path / "after" / "model")
+        after.start_relay("only")
+        after.wait_for(lambda: leader.status()["candidates"], "the volunteer")
+        recut(leader)
+        assert set(after.wait_for_end().values()) == {0}
+        expected, weights = reference(run, corpus, NUM_ITERATIONS)
+        assert loss_error(losses | leader.losses(), expected) < 1e-12
+        assert weight_error(tmp_path / "after" / "model", weights) < 1e-12
 
 
 def test_others_take_the_blocks_of_a_stage_that_is_lost(tmp_path: Path, corpus: Path) -> None:
