@@ -72,6 +72,24 @@ def test_an_adapter_is_that_of_peft_though_a_volunteer_is_killed_in_a_backward_p
     assert json.loads((adapter / ADAPTER_CONFIG).read_text())["r"] == LORA.rank
 
 
+def test_the_model_beside_an_adapter_is_cut_anew(tmp_path: Path, corpus: Path) -> None:
+    """Members fetch the weights of blocks that are new to them, which nobody trains."""
+    run = replace(make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1), adapter=LORA)
+    base = folder_of(tmp_path / "base", run.model)
+    with Cluster(tmp_path / "run", run, corpus) as cluster:
+        leader = cluster.start_leader("--base", base)
+        relays = cluster.start_relays(1)
+        cluster.wait_for_iteration(3)
+        command = ("run", "recut", "--blocks", "3,1", "--state-dir", leader.state_dir)
+        assert run_decod(*command).returncode == 0
+        assert set(cluster.wait_for_end().values()) == {0}
+        assert leader.events("run.recut")
+        assert [len(relay.events("base.fetched")) for relay in relays] == [2, 1]
+        losses = leader.losses()
+    expected, _ = reference(run, base, corpus)
+    assert losses == pytest.approx(dict(enumerate(expected, 1)), rel=1e-12)
+
+
 def test_a_run_is_resumed_and_only_beside_the_same_weights(tmp_path: Path, corpus: Path) -> None:
     run = replace(make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1), adapter=LORA)
     base = folder_of(tmp_path / "base", run.model)
