@@ -179,6 +179,9 @@ def print_comparison(comparison: "Comparison", answer: dict[str, Any]) -> None:
         )
         console.print(f"{waits}, {forecast.bottleneck.busy_s:.3g} s")
     _print_best(console, comparison, answer)
+    for each in answer["one_more"]:
+        name = clean_text(each["like"], limit=64)
+        console.print(f"one more host like {name}: {each['gain']:.0%} more tokens a second")
     _print_gaps(console, answer["measured"])
 
 

@@ -230,7 +230,7 @@ def _compared(run: "RunConfig", options: dict[str, Any]) -> _Compared | None:
         ConfigError: The hosts are wrong, or no organisation fits onto them (E-CFG-063).
     """
     from decod.lab.cli import plan_run_view
-    from decod.lab.cli.plan_run import ask_hosts, compare_organisations
+    from decod.lab.cli.plan_run import ask_hosts, compare_organisations, one_more
     from decod.lab.files.hosts_file import load_run_hosts
 
     gaps = None
@@ -245,7 +245,10 @@ def _compared(run: "RunConfig", options: dict[str, Any]) -> _Compared | None:
     # Others may fit where the run file's own stages don't.
     with suppress(ConfigError):
         expected = _expected(problem, run, options["seed"])
-    return _Compared(comparison, plan_run_view.describe(comparison, problem, gaps), expected)
+    answer = plan_run_view.describe(comparison, problem, gaps)
+    gains = one_more(problem, run, options, comparison.chosen[0])
+    answer["one_more"] = [{"like": name, "gain": round(gain, 4)} for name, gain in gains]
+    return _Compared(comparison, answer, expected)
 
 
 def _stages(run: "RunConfig", num_devices: int) -> list[_Stage]:

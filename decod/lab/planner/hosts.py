@@ -9,8 +9,9 @@ belongs to the sending host. They are lists because planners look at single entr
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from statistics import median
 
 from decod.ids import NodeId
 
@@ -84,6 +85,29 @@ class TrainingProblem:
     def indexes(self, kind: HostKind) -> list[int]:
         """Return the indexes of all hosts of a kind, in order."""
         return [index for index, host in enumerate(self.hosts) if host.kind == kind]
+
+    def with_another(self, index: int) -> "TrainingProblem":
+        """Return the same with one more host, whose links are those of a given one.
+
+        The link between the two is a typical one of these.
+        """
+        like = self.hosts[index]
+
+        def grown(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+            others = [number for k, number in enumerate(rows[index]) if k != index]
+            between = median(others) if others else rows[index][index]
+            wider = [[*row, row[index]] for row in rows]
+            wider[index][-1] = between
+            last = [*rows[index], rows[index][index]]
+            last[index] = between
+            return [*wider, last]
+
+        return replace(
+            self,
+            hosts=[*self.hosts, replace(like, host_id=NodeId(f"{like.host_id}, again"))],
+            latencies_s=grown(self.latencies_s),
+            bandwidths_bytes_per_s=grown(self.bandwidths_bytes_per_s),
+        )
 
     def positions(self) -> dict[NodeId, int]:
         """Return each host's index by its id."""

@@ -78,6 +78,26 @@ def test_all_organisations_are_compared(
     assert {"every 500", "every 100, int8, overlap", "every 1, int4"} <= formats
 
 
+def test_a_plan_says_what_one_more_host_would_bring(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With fast links the devices decide: half of the work goes to a second one like `c1`."""
+    relays = [
+        {"id": "c1", "kind": "unreliable", "speed": 8},
+        {"id": "c2", "kind": "unreliable", "speed": 0.01},
+        {"id": "c3", "kind": "unreliable", "speed": 0.01},
+    ]
+    hosts = HOSTS | {"hosts": [{"id": "d", "kind": "data"}, *relays]}
+    arguments = (str(run_path), "--hosts", _write(tmp_path, hosts), "--organisation", "pipeline")
+    answer = _json(capsys, *arguments)
+    slow, fast = answer["one_more"]
+    assert (slow["like"], fast["like"]) == ("c2", "c1"), "the most frequent first"
+    assert slow["gain"] < 0.1
+    assert fast["gain"] == pytest.approx(1, abs=0.2)
+    assert main(["plan", "run", *arguments]) == 0
+    assert "one more host like c1: " in capsys.readouterr().out
+
+
 def test_the_same_seed_gives_the_same_plan(
     run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
