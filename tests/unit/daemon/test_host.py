@@ -214,7 +214,7 @@ def test_a_node_says_and_shows_which_device_was_chosen(
     assert asked == ["Configure", "Build", "Measure"]
     assert said == ["device: CPU (no CUDA device is visible)"]
     assert shown == ["auto", "cpu", "cpu", "cpu"]
-    assert started == [MeasuredHost(7, 1.5)], (
+    assert started == [MeasuredHost(7, 1.5, 1 << 30)], (
         "half of what is free on the device beside the stage, by one microbatch's memory"
     )
 

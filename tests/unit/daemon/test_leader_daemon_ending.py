@@ -91,7 +91,7 @@ class Ending:
             can_hand_over=False,
             learns_apart=learns_apart,
             state=LeaderState.TRAINING,
-            view=SimpleNamespace(members=()),
+            view=SimpleNamespace(members=(), cut=()),
         )
 
     def _post(self, event: object) -> None:
