@@ -224,7 +224,7 @@ class Checkpoints:
         plan: Says which checkpoints are written.
         snapshot_lock: Taken while states are collected. Exports take it too.
         note: Takes the name of an event, and its fields as keywords.
-        on_written: Called with the iteration of each new checkpoint.
+        on_written: Called with the iteration of each new checkpoint, and the cut of its stages.
         free_memory_bytes: Returns the free memory of this host.
     """
 
@@ -235,7 +235,7 @@ class Checkpoints:
         snapshot_lock: asyncio.Lock,
         *,
         note: Callable[..., None],
-        on_written: Callable[[int], None],
+        on_written: Callable[[int, tuple[int, ...]], None],
         free_memory_bytes: Callable[[], int] = host_free_bytes,
     ) -> None:
         self._sources, self._progress = sources, sources.progress
@@ -380,7 +380,7 @@ class Checkpoints:
                     self._sources, destination, with_optimizer=True, parts=parts
                 ) as states,
             ):
-                iteration = states.iteration
+                iteration, written_cut = states.iteration, states.cut
                 self._require_newer(iteration)
                 manifest = self._manifest(states)
                 check_tensors(states.stages[0].description.entries, state_tensors(run, 0))
@@ -399,7 +399,7 @@ class Checkpoints:
             self.last, self._last_s = iteration, manifest.created_s
             if shared is not None:
                 self._on_stored(iteration, place)
-            self._on_written(iteration)
+            self._on_written(iteration, written_cut)
         self._note(
             "checkpoint.written",
             iteration=iteration,

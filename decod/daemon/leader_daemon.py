@@ -265,7 +265,7 @@ class _Leading:
             self._exporting,
             note=node.note,
             # The core can rebuild a lost stage from it.
-            on_written=lambda iteration: node.core.post(CheckpointWritten(iteration)),
+            on_written=lambda iteration, cut: node.core.post(CheckpointWritten(iteration, cut)),
         )
         self.describe_checkpoint = self._checkpoints.describe
         self._evaluations = Evaluations(

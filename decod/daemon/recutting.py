@@ -236,7 +236,7 @@ class Recutting:
                 "its stages have servers, whose clients take work from a pool",
                 "nothing: with servers, fast hosts take more work by themselves",
             )
-        if leading.recut:
+        if leading.recut_marked:
             raise _refused("another one is under way", "wait: `decod status` shows when it is done")
         stages = _Stages(self._run, facts, leading)
         given = self._given(asked)

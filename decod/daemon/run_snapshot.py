@@ -117,6 +117,8 @@ class RunSnapshot:
     """The stages, by index from 0."""
     folder: str = ""
     """The folder of the parts that members have written; empty if they were not asked to."""
+    cut: tuple[int, ...] = ()
+    """How the model is cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +280,8 @@ class _Collection:
             # The destination and memory must not be given up while tasks still write into them.
             await cancelled(*tasks)
         found = tuple(stages)
-        return RunSnapshot(self._iteration, self._loss, self._num_deferred, found, self._folder)
+        told = (self._iteration, self._loss, self._num_deferred)
+        return RunSnapshot(*told, found, self._folder, self._view.cut)
 
     def close(self) -> None:
         """Give all memory back."""

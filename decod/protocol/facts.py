@@ -116,6 +116,11 @@ class LeaderFacts:
         return bool(self._leader.recovery.recut.wanted)
 
     @property
+    def recut_marked(self) -> bool:
+        """Whether it is settled from which iteration: another cut can't take its place."""
+        return self._leader.recovery.recut.marked is not None
+
+    @property
     def waits_for_stage(self) -> bool:
         """Whether a stage is lost that nobody can take over."""
         return self._leader.recovery.waiting

@@ -130,7 +130,8 @@ def can_cut(run: RunConfig, decision: messages.Open) -> bool:
     cuts = {opening.view.cut, *(mark.cut for mark in opening.marks)}
     if opening.origin is not None:
         cuts.add(opening.origin.cut)
-    return all(run.allows(cut) for cut in cuts)
+    view = opening.view
+    return all(map(run.allows, cuts)) and view.num_stages == len(run.stage_blocks(view.cut))
 
 
 def superseded(view: View) -> Stop:

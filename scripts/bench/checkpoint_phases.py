@@ -313,7 +313,7 @@ async def write_checkpoint(folder: Path, run: RunConfig, address: str, *, shares
         plan,
         asyncio.Lock(),
         note=lambda *_, **__: None,
-        on_written=lambda _: None,
+        on_written=lambda *_: None,
     )
     with measured("checkpoint"):
         await checkpoints.finish()

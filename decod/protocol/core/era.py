@@ -73,7 +73,8 @@ class Mark:
 
 def add_mark(marks: Sequence[Mark], mark: Mark) -> tuple[Mark, ...]:
     """Return marks with one more, without what it replaces or has made superfluous."""
-    earlier = [each for each in marks if each.iteration < mark.iteration]
+    # What was marked only for another cut is of no use any more; few hosts have its states.
+    earlier = [each for each in marks if each.iteration < mark.iteration and each.mirrored]
     return (*earlier, mark)[-MARKS_MAX:]
 
 

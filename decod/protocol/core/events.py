@@ -235,6 +235,8 @@ class CheckpointWritten:
     """Leader: a checkpoint of all stages is whole on this host's disk."""
 
     iteration: int
+    cut: StageBlocks
+    """The cut that these stages are of."""
 
 
 @dataclass(frozen=True, slots=True)

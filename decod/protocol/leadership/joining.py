@@ -56,6 +56,9 @@ class Joining:
         self._assigned_in = (0, 0)
         """Term and version of the view in which this node was no member yet."""
         self._built: Built | None = None
+        self._job: Job | None = None
+        """What the device does for the stage assigned last. A late result of an earlier stage, or
+        of the same one in another cut, is of no use."""
         self._heard_s: float | None = None
         """When the leader was last heard; the first knock counts too."""
         self._known_s = 0.0
@@ -155,8 +158,8 @@ class Joining:
             self._out.free(event.tensor)
         else:
             context.tensors.add(event.tensor)
-            load = Load(event.iteration, (event.manifest,))
-            context.compute.submit(load, self, [event.tensor.id])
+            self._job = Load(event.iteration, (event.manifest,))
+            context.compute.submit(self._job, self, [event.tensor.id])
 
     def exchanged(self, now_s: float, received: Received, replay_source: ReplaySource) -> None:
         """A candidate follows this member, or the member that this node follows says something."""
@@ -191,7 +194,7 @@ class Joining:
         if event.leader == view.leader:
             return
         self._context.view = replace(view, leader=event.leader)
-        self._assigned = self._heard_s = self._refused_until_s = None
+        self._assigned = self._job = self._heard_s = self._refused_until_s = None
         self._fetching = False
         self.replay.end()
         self.knock(now_s)
@@ -224,7 +227,8 @@ class Joining:
         if received.sender != view.leader or self._context.node_id in view:
             return
         if isinstance(message, Assign):
-            if self._context.run.allows(message.cut):
+            run = self._context.run
+            if run.allows(message.cut) and message.stage_index < len(run.stage_blocks(message.cut)):
                 self.assigned(message)
         else:
             assert isinstance(message, Refuse)
@@ -257,6 +261,7 @@ class Joining:
             return
         self._assigned = message
         self._built = None
+        self._fetching = False
         self._initial_due = self._context.facts.initial_from_leader and not message.begun
         self._context.why = message.reason
         self._out.note("stage.assigned", stage=message.stage_index, reason=message.reason)
@@ -265,7 +270,8 @@ class Joining:
             # They have the weights that the stage does not train.
             self._out.put(UseMembers(message.donors))
         self._context.built_in = message.cut
-        self._context.compute.submit(Build(message.stage_index, cut=message.cut), self)
+        self._job = Build(message.stage_index, cut=message.cut)
+        self._context.compute.submit(self._job, self)
 
     @property
     def donors(self) -> tuple[Member, ...]:
@@ -276,9 +282,7 @@ class Joining:
         """A stage has been built, or loaded with what the run starts from."""
         result = event.result
         entered = self._context.node_id in self._context.view
-        if entered or not isinstance(result, Built) or self._assigned is None:
-            return
-        if not isinstance(job, Build) or job.stage_index == self._assigned.stage_index:
+        if job is self._job and isinstance(result, Built) and not entered:
             self.built(now_s, result, initial=isinstance(job, Load))
 
     def job_failed(self, now_s: float, job: Job, reason: str) -> bool:  # noqa: ARG002

@@ -303,6 +303,7 @@ class Leader:
         if recut.by_s is not None and recut.by_s <= now_s:
             names = ", ".join(recut.awaited[:_NAMES_MAX]) or "members"
             recut.give_up(f"{names} did not write their states to their disks in time")
+            self.decide(now_s)
 
     # --- messages ---------------------------------------------------------------------------------
 
@@ -763,7 +764,7 @@ class Leader:
         """The operator wants the model cut anew: at the next average, or at once if the run waits
         for somebody to take over a stage that is lost, or for its first members."""
         recut = self.recovery.recut
-        if recut.wanted:
+        if recut.marked is not None:
             self._out.note("recut.failed", reason="another one is under way")
             return
         if not (self.started or self.view.members):

@@ -545,7 +545,7 @@ class Leadership:
         if self.leader is None:
             return
         if isinstance(event, CheckpointWritten):
-            self.leader.recovery.written(event.iteration, self.leader.view.cut)
+            self.leader.recovery.written(event.iteration, event.cut)
         else:
             self.leader.recovery.read(event)
             self.leader.begin_era(now_s)

@@ -94,6 +94,8 @@ class Recut:
         NONE -> (asked) WANTED -> (the next average is committed) MARKED -> the next era
                                                     `--> (not in time) NONE
 
+    As long as it is WANTED, another cut may take its place.
+
     While it is MARKED, members write the states of the mark to their disks. Commits wait a little
     for that, so that nothing has to be computed again. Until the era is opened, the old cut holds,
     whatever happens; from then on, the new one.

@@ -36,7 +36,7 @@ def make_checkpoints(
     every: int = 10,
     keep: int = 2,
     files: FileOperations | None = None,
-    on_written: Callable[[int], None] = lambda _: None,
+    on_written: Callable[[int, tuple[int, ...]], None] = lambda *_: None,
 ) -> Checkpoints:
     store = CheckpointStore(run_folder(state_dir, RUN_ID), files)
     config = CheckpointConfig(every_iterations=every, keep=keep)
@@ -217,7 +217,9 @@ async def test_after_the_run_went_back_new_ones_stay_and_count_as_the_newest(
         write_checkpoint(tmp_path, iteration)
     run = FakeRun(tmp_path, "r1a", iteration=45)
     known = list[int]()
-    checkpoints = make_checkpoints(run, tmp_path, on_written=known.append)
+    checkpoints = make_checkpoints(
+        run, tmp_path, on_written=lambda iteration, _: known.append(iteration)
+    )
     assert checkpoints.last is None
     for iteration in range(46, 61):
         run.commit(iteration)
@@ -319,7 +321,7 @@ async def test_what_does_not_fit_into_memory_is_not_begun(tmp_path: Path) -> Non
         CheckpointPlan(part=run.part, state_dir=tmp_path, config=config),
         asyncio.Lock(),
         note=run.note,
-        on_written=lambda _: None,
+        on_written=lambda *_: None,
         free_memory_bytes=lambda: free[0],
     )
     run.commit(10)
@@ -344,7 +346,7 @@ async def test_a_state_whose_copy_goes_to_a_file_needs_no_memory(
         ),
         asyncio.Lock(),
         note=run.note,
-        on_written=lambda _: None,
+        on_written=lambda *_: None,
         free_memory_bytes=lambda: 0,
     )
     run.commit(10)
@@ -424,7 +426,9 @@ async def test_one_that_is_written_while_the_run_goes_back_is_not_rested_on(tmp_
     """The run may be going back to the one before: that stays."""
     run, disk = FakeRun(tmp_path, "r1a", iteration=0), SlowDisk()
     known = list[int]()
-    checkpoints = make_checkpoints(run, tmp_path, keep=1, files=disk, on_written=known.append)
+    checkpoints = make_checkpoints(
+        run, tmp_path, keep=1, files=disk, on_written=lambda iteration, _: known.append(iteration)
+    )
     disk.go_on.set()
     run.commit(10)
     await written(checkpoints)
@@ -449,7 +453,7 @@ async def test_until_a_new_one_can_be_gone_back_to_the_one_before_stays(tmp_path
     run = FakeRun(tmp_path, "r1a", iteration=0)
     there = list[list[int]]()
     checkpoints = make_checkpoints(
-        run, tmp_path, keep=1, on_written=lambda _: there.append(iterations(tmp_path))
+        run, tmp_path, keep=1, on_written=lambda *_: there.append(iterations(tmp_path))
     )
     for iteration in (10, 20):
         run.commit(iteration)

@@ -81,7 +81,7 @@ class Sharing:
             on_stored=lambda *told: self.stored.append(told),
         )
         self.checkpoints = Checkpoints(
-            run.sources, plan, asyncio.Lock(), note=run.note, on_written=lambda _: None
+            run.sources, plan, asyncio.Lock(), note=run.note, on_written=lambda *_: None
         )
 
     async def commit(self, iteration: int) -> None:

@@ -49,7 +49,12 @@ class Scene:
             for node in (FAST, SLOW)
         }
         self.leading: Any = SimpleNamespace(
-            candidates={}, view=view, loads=self.loads, recut=False, waits_for_stage=False
+            candidates={},
+            view=view,
+            loads=self.loads,
+            recut=False,
+            recut_marked=False,
+            waits_for_stage=False,
         )
         self.facts: Any = SimpleNamespace(
             node_id=ME, view=view, links=links, remote_links=RemoteLinks(), leading=self.leading
@@ -131,9 +136,11 @@ def test_the_relays_that_are_left_take_the_blocks_of_a_stage_that_is_lost() -> N
 def test_what_can_not_be_is_refused() -> None:
     scene = Scene()
     scene.leading.recut = True
+    assert scene.recutting.recommended() is None
+    assert scene.ask()["changed"], "another cut may take the place of one that only waits"
+    scene.leading.recut_marked = True
     with pytest.raises(RejectedError, match="under way"):
         scene.ask()
-    assert scene.recutting.recommended() is None
     scene.core.leading = None
     with pytest.raises(RejectedError, match="does not lead"):
         scene.ask()

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from decod.ids import Iteration, NodeId
 from decod.protocol.core.context import Context, Identity
-from decod.protocol.core.effects import FetchState, Send
-from decod.protocol.core.events import StateFetchFailed
-from decod.protocol.core.jobs import Built
+from decod.protocol.core.effects import FetchState, Send, StartJob
+from decod.protocol.core.events import JobFinished, StateFetchFailed
+from decod.protocol.core.jobs import Build, Built
 from decod.protocol.core.link_table import LinkTable
 from decod.protocol.core.messages.membership_messages import Assign, Join, Prepared
 from decod.protocol.core.view import Opening, Role, View
@@ -42,6 +42,29 @@ def test_given_weights_are_fetched_from_the_leader_before_the_node_is_ready() ->
     assert joining.knock(5.0) == [offer, fetch]
     assert joining.built(6.0, Built("given"), initial=True) == [Send(D0, Prepared(1, "given"))]
     assert joining.knock(8.0) == [Send(D0, Prepared(1, "given"))]
+
+
+def test_what_was_built_or_loaded_for_an_earlier_cut_does_not_count() -> None:
+    """The leader has the model cut anew while the candidate builds its stage."""
+    joining, context = machine()
+    recut = replace(ASSIGN, cut=(1, 3))
+    given = [*joining.assigned(ASSIGN), *joining.assigned(recut)]
+    earlier, build = (each for each in given if isinstance(each, StartJob))
+    assert (earlier.job, build.job) == (Build(1), Build(1, cut=recut.cut))
+    context.compute.finished(1.0, JobFinished(earlier.job_id, Built("old"), (), 1.0))
+    assert context.out.taken() == []
+    context.compute.finished(2.0, JobFinished(build.job_id, Built("new"), (), 1.0))
+    assert Send(D0, Prepared(1, "new", cut=recut.cut)) in context.out.taken()
+
+
+def test_a_stage_in_another_cut_begins_its_fetch_anew() -> None:
+    joining, _ = machine(fetches_initial=True)
+    joining.assigned(ASSIGN)
+    joining.built(1.0, Built("seed"), initial=False)
+    recut = replace(ASSIGN, cut=(1, 3))
+    joining.assigned(recut)
+    fetch = FetchState((D0,), 1, 0, cut=recut.cut)
+    assert fetch in joining.built(2.0, Built("seed"), initial=False)
 
 
 def test_nobody_enters_in_the_place_of_its_earlier_life() -> None:
