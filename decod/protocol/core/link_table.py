@@ -209,6 +209,11 @@ class LinkTable:
             passes.add(0.0, duration_s)
         self._compute_s = None
 
+    def rebuilt(self) -> None:
+        """This node's stage has other blocks now: how long passes took says nothing any more."""
+        self._passes.clear()
+        self._compute_s = None
+
     # --- what peers say -----------------------------------------------------------------------
 
     def reported(self, peer: NodeId, terms: Terms) -> None:

@@ -273,7 +273,10 @@ class Rollback:
         self._opening = opening
         self._num_loads = 0
         if moved or origin.source is Source.START:
-            cut = self._context.built_in = self._context.view.cut
+            cut = self._context.view.cut
+            if cut != self._context.built_in:
+                self._context.built_in = cut
+                self._context.links.rebuilt()
             self._submit(Build(index, cut=cut))
         else:
             self._fetch()

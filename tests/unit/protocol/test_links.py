@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from decod.ids import NodeId
 from decod.planner.cost import Link, link_cost_s
+from decod.protocol.core.jobs import Backward, Forward
 from decod.protocol.core.link_table import LinkTable, Terms
-from tests.unit.protocol.cast import R1A, R2A, R2B
+from tests.unit.protocol.cast import R1A, R2A, R2B, mb
 
 MEGABYTE = 1_000_000
 ANYTHING = st.floats()
@@ -22,6 +23,18 @@ def table(*, size_bytes: int = MEGABYTE, compute_s: float = 1.0) -> LinkTable:
 
 def know(links: LinkTable, peer: NodeId, latency_s: float, bandwidth: float) -> None:
     links.measured(peer, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth)
+
+
+def test_after_the_stage_was_rebuilt_its_first_pass_counts_at_once() -> None:
+    links = table()
+    for duration_s in (0.2,) * 9:
+        links.computed(Forward(mb(0)), duration_s)
+        links.computed(Backward(mb(0)), duration_s)
+    assert links.compute_s == pytest.approx(0.2)
+    links.rebuilt()
+    links.computed(Forward(mb(0)), 0.5)
+    links.computed(Backward(mb(0)), 0.7)
+    assert links.compute_s == pytest.approx(0.6)
 
 
 # --- both ends ------------------------------------------------------------------------------------
