@@ -367,8 +367,7 @@ class Checkpoints:
         start_s, num_returns = time.monotonic(), self._num_returns
         run, parts = self._part.run, None
         if shared is not None:
-            cut = as_cut(run, self._sources)
-            parts = SharedParts(shared, self._stores, cut, self._note)
+            parts = SharedParts(shared, self._stores, as_cut(run, self._sources), self._note)
         # The gathered state is of this iteration, or of a later one if an export came first.
         iteration = self._progress.iteration
         try:

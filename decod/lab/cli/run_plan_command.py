@@ -165,8 +165,8 @@ def run_plan(
       decod run plan run.toml --devices 2
 
     Needs neither the data nor a running node. Memory is the least that a member takes: torch and
-    the system need more. With hosts, it predicts the time of an iteration for the run file's own
-    stages on the best of these hosts, and for every organisation with the best stages.
+    the system need more. With hosts, it predicts how long an iteration takes: for the run file's
+    own stages on the best hosts, and for every organisation with its best stages.
 
     `decod lab plan run` is the same command.
     """
