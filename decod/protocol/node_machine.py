@@ -131,7 +131,7 @@ def can_cut(run: RunConfig, decision: messages.Open) -> bool:
     if opening.origin is not None:
         cuts.add(opening.origin.cut)
     view = opening.view
-    return all(map(run.allows, cuts)) and view.num_stages == len(run.stage_blocks(view.cut))
+    return all(map(run.allows, cuts)) and view.num_stages == run.num_stages(view.cut)
 
 
 def superseded(view: View) -> Stop:
@@ -182,8 +182,7 @@ class NodeMachine:
     ) -> None:
         self.identity = identity
         self._seals = identity.seals
-        num_stages = run.stages.num_relay_stages + 1
-        nobody = View(version=0, leader=leader, term=1, num_stages=num_stages, members=())
+        nobody = View(version=0, leader=leader, term=1, num_stages=run.num_stages(), members=())
         if leader == identity.node_id:
             facts = replace(facts, initial_from_leader=False)
         self.context = Context(

@@ -109,6 +109,10 @@ class RunConfig:
         """
         return stage_blocks(self.model, self.with_blocks(blocks).stages)
 
+    def num_stages(self, blocks: Sequence[int] = ()) -> int:
+        """Return the number of stages in a cut as of `with_blocks`, stage 0 among them."""
+        return 1 + (len(blocks) or self.stages.num_relay_stages)
+
     def allows(self, blocks: Sequence[int]) -> bool:
         """Return whether the model can be cut like this."""
         try:

@@ -228,7 +228,7 @@ class Joining:
             return
         if isinstance(message, Assign):
             run = self._context.run
-            if run.allows(message.cut) and message.stage_index < len(run.stage_blocks(message.cut)):
+            if run.allows(message.cut) and message.stage_index < run.num_stages(message.cut):
                 self.assigned(message)
         else:
             assert isinstance(message, Refuse)
