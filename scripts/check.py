@@ -6,6 +6,7 @@ non-zero if any step failed. Arguments are passed on to pytest.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -28,6 +29,16 @@ STEPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("imports", (str(BIN / "lint-imports"), "--no-logo")),
     ("spelling", (str(BIN / "codespell"),)),
     ("protos", (sys.executable, "scripts/gen_protos.py", "--check")),
+)
+
+
+ON_ACCELERATOR = (
+    "tests/unit/train",
+    "tests/unit/worker",
+    "tests/unit/model/test_autograd.py",
+    "tests/unit/model/test_autograd_loss.py",
+    "tests/unit/optimizer/test_optimizer_devices.py",
+    "tests/integration/test_equality.py",
 )
 
 
@@ -56,10 +67,20 @@ def main(pytest_arguments: list[str]) -> int:
     # tests/support/dealing.py. The first process mostly waits for daemons, so it gets no processor
     # of its own. With many processes, hosts would answer too late for their timeouts.
     spread = ("-n", str(min(_WORKERS_MAX, num_processors + 1)), "--dist", "loadfile")
-    tests = subprocess.run(
-        (sys.executable, "-m", "pytest", "-q", *spread, *pytest_arguments), cwd=ROOT, check=False
-    )
+    command = (sys.executable, "-m", "pytest", "-q", *spread)
+    failed += _failed_on_accelerator(command) if not pytest_arguments else []
+    tests = subprocess.run((*command, *pytest_arguments), cwd=ROOT, check=False)
     return tests.returncode or int(bool(failed))
+
+
+def _failed_on_accelerator(command: tuple[str, ...]) -> list[str]:
+    """Run what a device computes on one that behaves like a GPU; return what failed."""
+    if shutil.which("g++") is None:
+        print("accelerator skipped: g++ is missing, which builds the fake one", flush=True)
+        return []
+    environment = {**os.environ, "DECOD_TEST_DEVICE": "fake:0"}
+    tests = subprocess.run((*command, *ON_ACCELERATOR), cwd=ROOT, env=environment, check=False)
+    return ["accelerator"] if tests.returncode else []
 
 
 if __name__ == "__main__":

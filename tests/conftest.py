@@ -13,9 +13,14 @@ import pytest
 from hypothesis import settings
 
 from decod.process import LEAVE_SIGNALS
+from tests.support.devices import DEFAULT_DEVICE, IS_FAKE
+from tests.support.fake_accelerator.installing import announce
 
 # Numerical libraries read this when they are imported: a test is small, and tests share two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+if IS_FAKE:
+    announce()  # Before a conftest.py of another folder loads torch.
 
 # No test asks the real Hub. `tests.support.hub_server` plays it.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -34,13 +39,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure() -> None:
+    if IS_FAKE:
+        # Imported here, since it loads torch.
+        from decod.train.executor_config import ExecutorConfig
+
+        ExecutorConfig.__init__.__kwdefaults__["device"] = DEFAULT_DEVICE
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Allow torch's warnings in tests on a GPU.
+    """Run tests for a GPU on the fake one, if there is one. Allow torch's warnings on a real one.
 
     Which of them come depends on the host. Torch warns of a build that does not fit the device, for
     example, and of a thread that uses cuBLAS first. The result of a test is what counts.
     """
-    if item.get_closest_marker("gpu"):
+    if IS_FAKE:
+        item.own_markers[:] = [mark for mark in item.own_markers if mark.name != "gpu"]
+    elif item.get_closest_marker("gpu"):
         item.add_marker(pytest.mark.filterwarnings("default::UserWarning"))
 
 

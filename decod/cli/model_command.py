@@ -533,11 +533,11 @@ def evaluate(
     from decod.data.corpus import open_corpus
     from decod.train.evaluate import evaluate as evaluated
     from decod.worker.configure import set_num_threads
-    from decod.worker.device import TorchCuda, choose_device
+    from decod.worker.device import choose_device
 
     begun_s = time.monotonic()
     set_num_threads({})
-    chosen = choose_device(device, TorchCuda())
+    chosen = choose_device(device)
     folder, base_dir = _model_and_base(model, base)
     with open_corpus(corpus) as dataset:
         found = evaluated(

@@ -99,9 +99,10 @@ device_option = click.option(
     default="auto",
     show_default=True,
     metavar="DEVICE",
-    shell_complete=words("auto", "cpu", "cuda"),
-    help="auto, cpu, cuda or cuda:N; auto takes CUDA if it works, and otherwise the CPU. Several,"
-    " such as cuda:0,cuda:1, divide each microbatch.",
+    shell_complete=words("auto", "cpu", "cuda", "xpu", "mps"),
+    help="auto, cpu, cuda (NVIDIA, AMD), xpu (Intel) or mps (Apple). cuda:1 is the second. auto is"
+    " a GPU if one works, and otherwise the CPU. Several, such as cuda:0,cuda:1, divide each"
+    " microbatch.",
 )
 
 listen_option = click.option(

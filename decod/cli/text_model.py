@@ -38,10 +38,10 @@ class TextModel:
 
         from decod.model.generate import LoadedModel
         from decod.worker.configure import set_num_threads
-        from decod.worker.device import TorchCuda, choose_device
+        from decod.worker.device import choose_device
 
         set_num_threads({})
-        chosen = choose_device(device, TorchCuda())
+        chosen = choose_device(device)
         self.device = chosen.text
         """The device, for people."""
         try:

@@ -143,7 +143,7 @@ def decode_sparse(coding: SparseCoding, coded_C: Tensor, num_elements: int, seed
 
 
 _CHUNK_SIZE = 1 << 18
-_CHUNK_SIZE_CUDA = 1 << 24
+_CHUNK_SIZE_ACCELERATOR = 1 << 24
 """Elements that are handled at a time."""
 
 _ROUNDER = 1.5 * 2**23
@@ -242,7 +242,7 @@ def _aligned(coded_C: Tensor) -> Tensor:
 
 def _chunks(blocks: Tensor) -> Iterator[slice]:
     num_blocks, block_size = blocks.shape
-    step = (_CHUNK_SIZE_CUDA if blocks.is_cuda else _CHUNK_SIZE) // block_size
+    step = (_CHUNK_SIZE if blocks.is_cpu else _CHUNK_SIZE_ACCELERATOR) // block_size
     for start in range(0, num_blocks, step):
         yield slice(start, min(start + step, num_blocks))
 

@@ -102,7 +102,8 @@ RESUME_AUTO = -1
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\Z"
 )
-_DEVICE = re.compile(r"(auto|cpu|cuda(:[0-9]{1,3})?)\Z")
+_DEVICE = re.compile(r"(auto|cpu|cuda|xpu|mps|[a-z]{2,16}:[0-9]{1,3})\Z")
+"""With a number, a device may be of a maker whose backend torch has loaded."""
 _CUDA_DEVICES = re.compile(r"cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})+\Z")
 _CPU_RANKS = re.compile(r"cpu(,cpu)+\Z")
 DEVICES_MAX = 64
@@ -166,9 +167,10 @@ class NodeConfig:
     """HOST:PORT under which others reach this node, if it is not the address on which it listens:
     behind a router, say. Absent: the node asks a peer."""
     device: str = "auto"
-    """`auto`, `cpu`, `cuda` or `cuda:N`. `auto` is `cuda:0` if a trial on it succeeds, and the CPU
-    otherwise. A named device is used, or the node does not start. With several, such as
-    `cuda:0,cuda:1`, each computes some sequences of every microbatch."""
+    """`auto`, `cpu`, `cuda`, `xpu` or `mps`, with a number if there are several: `cuda:1`. `auto`
+    is the first GPU if a trial on it succeeds, and the CPU otherwise. A named device is used, or
+    the node does not start. With several, such as `cuda:0,cuda:1`, each computes some sequences of
+    every microbatch."""
     spread: Spread = Spread.AUTO
     """The choice whether each of several devices holds all of the stage (`copy`) or a part
     (`shard`). Then the optimizer is in the host's memory. `auto` is `shard` if the stage does not
@@ -369,15 +371,15 @@ def check_device(device: str) -> None:
     """Check the name of a device.
 
     Raises:
-        ConfigError: The name is none of `auto`, `cpu`, `cuda` and `cuda:N`, or there are several.
+        ConfigError: The name is none of a device, or there are several.
     """
     if not _DEVICE.match(device):
         raise ConfigError(
             f"device is {ascii(device)[:60]}",
             why="only leader, join and doctor take several devices"
             if "," in device
-            else "decod computes on a CPU or a CUDA device",
-            fix="give auto, cpu, cuda or cuda:0",
+            else "it names no device that torch knows; AMD's are called cuda, too",
+            fix="give auto, cpu, cuda, cuda:0, xpu or mps",
             code="E-CFG-021",
         )
 

@@ -114,7 +114,7 @@ def short_lines(run: RunConfig, stage: int, config: NodeConfig) -> list[str]:
     """
     device = config.device
     if device == "auto":
-        device = "the first GPU if CUDA works there, and otherwise the CPU"
+        device = "the first GPU if it works, and otherwise the CPU"
     demands = {
         **downloads(run, stage),
         "device": [device],

@@ -92,7 +92,7 @@ TORCH_MIN = (2, 10)
 """The oldest release of torch that decod runs with, as in pyproject.toml."""
 
 MEMORY_LOW_BYTES = 1 << 30
-"""Torch alone takes half of this on a CUDA device."""
+"""Torch alone takes half of this on a GPU."""
 
 _LOGS_BYTES = (1 + NUM_OLD_LOGS) * LOG_SIZE_MAX_BYTES
 _STATES_USUAL_BYTES = 1 << 30
@@ -110,22 +110,24 @@ class Releases:
     decod: str
     torch: str | None
     """None: torch is not installed."""
-    has_cuda: bool | None = None
-    """Whether torch is built with CUDA. None: not known."""
+    built_for: str | None = None
+    """What torch is built for: `CUDA 12.8`, `ROCm 6.4`, `CPU`, say. None: not known."""
     node: str | None = None
     """Release of decod that the node on this host runs; None if none runs, or does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Driver:
-    """NVIDIA's driver and cards, as the kernel shows them."""
+    """Drivers and cards of NVIDIA and AMD, as the kernel shows them."""
 
     release: str | None
-    """None: the driver is not loaded."""
+    """Of NVIDIA's driver. None: it is not loaded."""
     num_devices: int
-    """Device files that this process could open."""
+    """NVIDIA's device files that this process could open."""
     num_cards: int
-    """Cards on the bus, with or without a driver."""
+    """NVIDIA's cards on the bus, with or without a driver."""
+    num_amd_cards: int = 0
+    """AMD's cards on the bus that its driver can compute on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +137,14 @@ class TriedDevice:
     asked: str
     """`--device`."""
     name: str
-    """`cpu`, or `cuda:` and its number."""
+    """As torch calls it: `cpu`, or `cuda:` and a number, say."""
     text: str
     """The device's name. If `auto` took the CPU, also why."""
     free_bytes: int
     torch: str
     """Release of torch."""
-    has_cuda: bool
-    """Whether torch is built with CUDA."""
+    built_for: str
+    """What torch is built for, as in `Releases`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +183,22 @@ def check_versions(releases: Releases, driver: Driver) -> Diagnosis:
             f"{found}: the node on this host still runs decod {releases.node}",
             "restart the node, after `decod drain`",
         )
-    if driver.release is not None and releases.has_cuda is False:
+    built_for = releases.built_for
+    if built_for is None:
+        return fine("versions", found)
+    if driver.release is not None and not built_for.startswith("CUDA"):
         return doubtful(
             "versions",
-            f"{found}: there is an NVIDIA driver, but this torch is built without CUDA",
+            f"{found}: there is an NVIDIA driver, but this torch is built for {built_for}",
             "install a torch with CUDA, as PyPI has it",
         )
-    return fine("versions", found)
+    if driver.release is None and driver.num_amd_cards and not built_for.startswith("ROCm"):
+        return doubtful(
+            "versions",
+            f"{found}: there is a card of AMD, but this torch is built for {built_for}",
+            "install a torch for ROCm if AMD supports the card (docs/install.md)",
+        )
+    return fine("versions", f"{found} for {built_for}")
 
 
 def _release_of(version: str) -> tuple[int, int]:
@@ -204,6 +215,8 @@ def check_driver(driver: Driver) -> Diagnosis:
             f"{_count(driver.num_cards, 'NVIDIA card')} and no driver",
             "install NVIDIA's driver, until `nvidia-smi` lists the card",
         )
+    if driver.release is None and driver.num_amd_cards:
+        return fine("driver", f"{_count(driver.num_amd_cards, 'AMD card')}, and AMD's driver")
     if driver.release is None:
         return fine("driver", "no NVIDIA card, and no driver")
     if not driver.num_devices:
@@ -291,6 +304,7 @@ def _gib(num_bytes: int) -> str:
 
 
 _NVIDIA_ID = "0x10de"
+_AMD_ID = "0x1002"
 _DISPLAY_CLASS = "0x03"
 """Beginning of the class of graphics cards and accelerators on the PCI bus."""
 
@@ -314,13 +328,13 @@ def releases_of(device: TriedDevice | None, node_release: str | None) -> Release
         python=platform.python_version(),
         decod=__version__,
         torch=torch,
-        has_cuda=None if device is None else device.has_cuda,
+        built_for=None if device is None else device.built_for,
         node=node_release,
     )
 
 
 def read_driver(root: Path = Path("/")) -> Driver:
-    """Return NVIDIA's driver and cards.
+    """Return the drivers and cards of NVIDIA and AMD.
 
     Args:
         root: The folder with `proc`, `dev` and `sys`.
@@ -329,21 +343,24 @@ def read_driver(root: Path = Path("/")) -> Driver:
     with suppress(OSError):
         path = root / "proc/driver/nvidia/version"
         text = read_beginning(path, _DRIVER_FILE_MAX_BYTES).decode("ascii", "replace")
+    makers = [_maker_of_card(each) for each in (root / "sys/bus/pci/devices").glob("*")]
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
     match = re.search(r"NVRM version: .*?\s([0-9]+\.[0-9.]+)\s", text)
     return Driver(
         release=match[1] if match else None,
         num_devices=sum(1 for _ in (root / "dev").glob("nvidia[0-9]*")),
-        num_cards=sum(map(_is_nvidia_card, (root / "sys/bus/pci/devices").glob("*"))),
+        num_cards=makers.count(_NVIDIA_ID),
+        num_amd_cards=makers.count(_AMD_ID) if (root / "dev/kfd").exists() else 0,
     )
 
 
-def _is_nvidia_card(device: Path) -> bool:
+def _maker_of_card(device: Path) -> str:
+    """Return the maker of a graphics card on the bus; empty if it is something else."""
     try:
         vendor, kind = ((device / name).read_text("ascii").strip() for name in ("vendor", "class"))
     except (OSError, ValueError):
-        return False
-    return vendor == _NVIDIA_ID and kind.startswith(_DISPLAY_CLASS)
+        return ""
+    return vendor if kind.startswith(_DISPLAY_CLASS) else ""
 
 
 async def tried_device(config: NodeConfig) -> TriedDevice:
@@ -363,7 +380,7 @@ async def tried_device(config: NodeConfig) -> TriedDevice:
         text=facts["device_text"],
         free_bytes=facts["memory_bytes"],
         torch=facts["torch"],
-        has_cuda=facts["has_cuda"],
+        built_for=facts["built_for"],
     )
 
 

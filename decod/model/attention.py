@@ -17,12 +17,12 @@ Source: RoFormer (arXiv:2104.09864), section 3.4. Scaling: Position Interpolatio
 """
 
 import math
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from decod.devices import device_of
 from decod.run.model_config import ModelConfig, RopeType
 
 
@@ -175,14 +175,7 @@ def _takes_groups(query_BHTE: Tensor) -> bool:
     Source: torch's own conditions for it, `use_flash_attention` in `sdp_utils.cpp`.
     """
     return (
-        query_BHTE.is_cuda
-        and query_BHTE.dtype in (torch.bfloat16, torch.float16)
+        query_BHTE.dtype in (torch.bfloat16, torch.float16)
         and query_BHTE.shape[-1] <= _GROUPED_WIDTH_MAX
-        and _has_flash(query_BHTE.device)
+        and device_of(query_BHTE).takes_grouped_heads
     )
-
-
-@cache
-def _has_flash(device: torch.device) -> bool:
-    """Return whether a GPU is an Nvidia Ampere or newer."""
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)

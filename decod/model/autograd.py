@@ -162,7 +162,8 @@ def _unpack(kept: Tensor | _View) -> Tensor:
     return kept.again.made().as_strided(kept.shape, kept.strides, kept.offset)
 
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+_CHUNK_ELEMENTS = 1 << 20
+_CHUNK_ELEMENTS_ACCELERATOR = 1 << 26
 """Logits at a time: enough to fill a GPU, and few enough for a CPU's cache."""
 
 
@@ -196,7 +197,8 @@ def _loss_alone(hidden_ND: Tensor, table_VD: Tensor, targets_N: Tensor) -> Tenso
 
 
 def _chunks(hidden_ND: Tensor, table_VD: Tensor) -> Iterator[slice]:
-    size = max(LOSS_ROWS_MIN, _CHUNK_ELEMENTS[hidden_ND.device.type] // len(table_VD))
+    num_elements = _CHUNK_ELEMENTS if hidden_ND.is_cpu else _CHUNK_ELEMENTS_ACCELERATOR
+    size = max(LOSS_ROWS_MIN, num_elements // len(table_VD))
     for start in range(0, len(hidden_ND), size):
         yield slice(start, start + size)
 

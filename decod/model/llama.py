@@ -34,7 +34,7 @@ class RmsNorm(nn.Module):
 
     def of(self, hidden_BTD: Tensor, weight_D: Tensor) -> Tensor:
         """Return the norm with a given weight, (B, T, D), in the input's dtype."""
-        if hidden_BTD.is_cuda:
+        if not hidden_BTD.is_cpu:
             return functional.rms_norm(hidden_BTD, weight_D.shape, weight_D, self.eps)
         # On CPUs torch's fused call is about three times slower than these operations.
         wide_BTD = hidden_BTD.to(torch.promote_types(hidden_BTD.dtype, torch.float32))

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from typing_extensions import override
 
+from decod.devices import CPU, first_accelerator
 from decod.errors import ConfigError
 from decod.optimizer.frameworks import clip_averages, show_join_string
 from decod.optimizer.optimizer import CollaborativeOptimizer, show_plainly
@@ -31,7 +32,7 @@ class CollaborationStrategy(SingleDeviceStrategy):
     Args:
         target_batch_size: Samples of all hosts together in one round.
         batch_size_per_step: Samples of a usual batch, times `accumulate_grad_batches`.
-        device: On which it trains. None: the first CUDA device, or the CPU.
+        device: On which it trains. None: the first accelerator that is there, or the CPU.
         settings: Other arguments of `CollaborativeOptimizer`: `run` or `join`, and so on.
     """
 
@@ -46,7 +47,7 @@ class CollaborationStrategy(SingleDeviceStrategy):
         **settings: Any,
     ) -> None:
         show_plainly()
-        super().__init__(device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+        super().__init__(device or _usual_device())
         sizes = {
             "target_batch_size": target_batch_size,
             "batch_size_per_step": batch_size_per_step,
@@ -114,3 +115,8 @@ class CollaborationStrategy(SingleDeviceStrategy):
         if self.optimizer is not None:
             self.optimizer.close()
         super().teardown()
+
+
+def _usual_device() -> str:
+    first = first_accelerator()
+    return CPU if first is None or first.absence() else first.name

@@ -26,7 +26,7 @@ from decod.optimizer.training import Training
 class LoopTiming:
     """The seconds that a loop takes for the parts of a step, as this process's clock sees it.
 
-    On a CUDA device, kernels run later than they are launched. The times are then those of the
+    On a GPU, kernels run later than they are launched. The times are then those of the
     launches and of the points where the loop waits for the device, which is where it is held up.
 
     Without `watch`, the time between two steps is known only as a whole. With it, that is split in

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from decod.compression.plan import Method
+from decod.devices import device_of
 from decod.optimizer.modes import ContributionMode, GradientMode, LocalMode
 from decod.optimizer.optimizer_ranks import Order, Ranks
 from decod.optimizer.parameters import Parameters, all_finite, fingerprint
@@ -93,7 +94,7 @@ class Samples:
 
 
 class SideStream:
-    """Copies from CUDA devices that run beside the loop's own kernels. On a CPU there is none.
+    """Copies from accelerators that run beside the loop's own kernels. On a CPU there is none.
 
     The node may ask for a contribution while the loop's forward pass has filled the device's queue.
     On the loop's stream the copy would wait for all of it.
@@ -103,17 +104,14 @@ class SideStream:
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
-        self._streams = {
-            device: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            for device in devices
-        }
-        self._marks: dict[torch.device, torch.cuda.Event] = {}
+        devices = {tensor.device for tensor in tensors if device_of(tensor).has_streams}
+        self._streams = {device: torch.Stream(device) for device in devices}
+        self._marks: dict[torch.device, torch.Event] = {}
 
     def mark(self) -> None:
         """Note that the current streams have just changed what is to be copied."""
         for device in self._streams:
-            self._marks[device] = torch.cuda.current_stream(device).record_event()
+            self._marks[device] = torch.accelerator.current_stream(device).record_event()
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -125,7 +123,7 @@ class SideStream:
             for device, stream in self._streams.items():
                 if device in self._marks:
                     stream.wait_event(self._marks[device])
-                stack.enter_context(torch.cuda.stream(stream))
+                stack.enter_context(stream)
             yield
             for stream in self._streams.values():
                 stream.synchronize()

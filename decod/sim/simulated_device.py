@@ -31,7 +31,7 @@ class _QueuedJob:
     inputs: tuple[TensorId, ...]
 
 
-class Device:
+class SimDevice:
     """Runs the jobs of one host, one after the other.
 
     Args:

@@ -29,7 +29,7 @@ from decod.sim.kernel import HostClock, Kernel
 from decod.sim.network import InFlight, Network, Probe, RoundTrips
 from decod.sim.profile import ComputeProfile, Content, TensorTable, wire_bytes
 from decod.sim.simulated_compute import SimulatedStep, StageModel
-from decod.sim.simulated_device import Device
+from decod.sim.simulated_device import SimDevice
 from decod.sim.state_transfers import Disk, States
 
 _SPIN_LIMIT = 1000
@@ -163,7 +163,7 @@ class SimHost:
         self._life = 0
         self.states = States(self, world.kernel, world.network)
         self.clock = HostClock(world.kernel)
-        self.device = Device(self, world.kernel, world.observer, world.protocol, rng)
+        self.device = SimDevice(self, world.kernel, world.observer, world.protocol, rng)
         self._timer_s: float | None = None
         """World time of the planned timer."""
         self._frozen_clock_s = 0.0

@@ -1,9 +1,10 @@
-"""Copies between the host and a CUDA device, on streams of their own.
+"""Copies between the host and an accelerator, on streams of their own.
 
 A device computes in the order in which it is told to. A copy in that order would wait for all that
 was told before, such as the products that a backward pass has put off, and a wait for the copy
 would wait for them too. Copies in and out therefore have a stream each. The host only ever waits
-for an event, never for the whole device. On a CPU nothing of this exists, and a copy is a copy.
+for an event, never for the whole device. On a CPU nothing of this exists, and on devices without
+streams a copy is one of the things that the device does in order.
 
 Copies are asynchronous only if the host's memory is pinned (`decod.worker.device`). From and to
 other memory the driver copies piece by piece, while the calling thread waits.
@@ -17,16 +18,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from decod.devices import device_named, device_of
+
 _STAGED_BYTES = 32 << 20
 """Host memory for each of the two copies of `on_host` that are under way."""
 
 
 @cache
-def _stream(device: torch.device, direction: Literal["in", "out"]) -> torch.cuda.Stream:
+def _stream(device: torch.device, direction: Literal["in", "out"]) -> torch.Stream:
     """Return the device's stream for copies in one direction."""
     assert direction in ("in", "out")
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return stream
+    return torch.Stream(device)
 
 
 @contextmanager
@@ -39,35 +41,35 @@ def arriving(source: Tensor, device: str) -> Iterator[None]:
         source: What is copied. If it lies on the device, the block waits for its content.
         device: Where it goes.
     """
-    if not device.startswith("cuda"):
+    if not device_named(device).has_streams:
         yield
         return
     side = _stream(torch.device(device), "in")
-    computing = torch.cuda.current_stream(device)
-    if source.is_cuda:
+    computing = torch.accelerator.current_stream(device)
+    if not source.is_cpu:
         side.wait_stream(computing)
-    with torch.cuda.stream(side):
+    with side:
         yield
     computing.wait_stream(side)
 
 
 def arrived(tensor: Tensor) -> Tensor:
     """Keep memory that was taken in `arriving` until the device has computed with it."""
-    if tensor.is_cuda:
-        tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    if device_of(tensor).has_streams:
+        tensor.record_stream(torch.accelerator.current_stream(tensor.device))
     return tensor
 
 
 def number(scalar: Tensor) -> float:
     """Return a tensor of one element as a number, once it is known.
 
-    On CUDA this waits for the work that was told before on the current stream, and for no more.
+    On an accelerator this waits for what was told before on the current stream, and for no more.
     """
-    if not scalar.is_cuda:
+    if not device_of(scalar).has_streams:
         return float(scalar)
     target = torch.empty((), dtype=scalar.dtype, pin_memory=True)
     target.copy_(scalar.reshape(()), non_blocking=True)
-    torch.cuda.current_stream(scalar.device).record_event().synchronize()
+    torch.accelerator.current_stream(scalar.device).record_event().synchronize()
     return float(target)
 
 
@@ -80,15 +82,15 @@ class Departure:
     """
 
     def __init__(self, target: Tensor, value: Tensor) -> None:
-        self._computed: torch.cuda.Event | None = None
-        self._copied: torch.cuda.Event | None = None
-        if not value.is_cuda:
+        self._computed: torch.Event | None = None
+        self._copied: torch.Event | None = None
+        if not device_of(value).has_streams:
             target.copy_(value)
             return
         side = _stream(value.device, "out")
-        self._computed = torch.cuda.current_stream(value.device).record_event()
+        self._computed = torch.accelerator.current_stream(value.device).record_event()
         side.wait_event(self._computed)
-        with torch.cuda.stream(side):
+        with side:
             target.copy_(value, non_blocking=True)
         value.record_stream(side)
         self._copied = side.record_event()
@@ -107,15 +109,16 @@ class Departure:
 def on_host(flat: Tensor) -> Iterator[Tensor]:
     """Yield a flat tensor piece by piece, on the host. A piece is valid until the next.
 
-    From a CUDA device, the next piece travels while the caller works on this one, and the host
+    From an accelerator, the next piece travels while the caller works on this one, and the host
     needs memory for two pieces only.
     """
-    if not flat.is_cuda:
+    if flat.is_cpu:
         yield flat
         return
     size = _STAGED_BYTES // flat.element_size()
     pieces = torch.split(flat, size)
-    staged = [torch.empty(size, dtype=flat.dtype, pin_memory=True) for _ in pieces[:2]]
+    pinned = device_of(flat).has_streams
+    staged = [torch.empty(size, dtype=flat.dtype, pin_memory=pinned) for _ in pieces[:2]]
     coming: list[tuple[Tensor, Departure]] = []
     for index, piece in enumerate(pieces):
         target = staged[index % 2][: len(piece)]

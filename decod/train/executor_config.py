@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decod.compression.plan import Coding
+from decod.devices import CPU, device_named
 from decod.model.stage import TORCH_DTYPES
 from decod.planner.partition import part_sizes
 from decod.run.run_config import RunConfig
@@ -116,13 +117,14 @@ class ExecutorConfig:
 
     @property
     def state_device(self) -> str:
-        """Where averages are made, and steps taken."""
-        return "cpu" if self.steps_on_host or self.sharded else self.device
+        """Where averages are made, and steps taken: some of that in float64."""
+        beside = self.steps_on_host or self.sharded or not device_named(self.device).has_float64
+        return CPU if beside else self.device
 
     @property
     def sum_device(self) -> str:
         """Where the sum of gradients of the whole stage lies."""
-        return "cpu" if self.sharded else self.device
+        return CPU if self.sharded else self.device
 
     @property
     def wire_dtype(self) -> torch.dtype:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from decod.devices import device_named, device_of
 from decod.errors import TrainingError
 from decod.model.autograd import Output
 from decod.model.stage import FirstStage, Stage
@@ -100,14 +101,8 @@ def measure(executor: Measurable, num_repeats: int) -> Measurement:
     )
 
 
-def synchronize(device: str) -> None:
-    """Wait until a device has finished its work."""
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
-
-
 def _now_s(device: str) -> float:
-    synchronize(device)
+    device_named(device).synchronize()
     return perf_counter()
 
 
@@ -130,11 +125,12 @@ def _backward(stage: Stage, output_BTD: Tensor, hidden_BTD: Tensor, tokens_BT: T
 
 def held_bytes(run: Callable[[], Tensor], stage: Stage, hidden_BTD: Tensor) -> int:
     """Return the bytes that autograd keeps after a forward pass, each storage counted once."""
-    if hidden_BTD.is_cuda:
-        torch.cuda.synchronize(hidden_BTD.device)
-        before_bytes = torch.cuda.memory_allocated(hidden_BTD.device)
+    if not hidden_BTD.is_cpu:
+        device = device_of(hidden_BTD)
+        device.synchronize()
+        before_bytes = device.allocated_bytes()
         output_BTD = run()
-        after_bytes = torch.cuda.memory_allocated(hidden_BTD.device)
+        after_bytes = device.allocated_bytes()
         return after_bytes - before_bytes - output_BTD.numel() * output_BTD.element_size()
     # A spread parameter has no memory of its own: its copy for a pass is freed after it.
     own = {

@@ -26,9 +26,9 @@ from torch import Tensor
 from decod.run.training_config import OptimizerConfig, OptimizerName, Schedule
 
 _CHUNK_SIZE = 1 << 16
-_CHUNK_SIZE_CUDA = 1 << 24
+_CHUNK_SIZE_ACCELERATOR = 1 << 24
 """Elements per pass. On a CPU, five float32 buffers of this size fit into a second-level cache. On
-CUDA, each operation fills the device, and the scratch memory stays small."""
+an accelerator, each operation fills the device, and the scratch memory stays small."""
 
 _CLIP_EPS = 1e-6
 """Keeps a gradient of norm 0 from a division by zero. torch uses the same number."""
@@ -160,7 +160,7 @@ def optimizer_step(
     _step_matrices(old.moments[0], new, gradient_P, matrices, optimizer, lr)
     step = OPTIMIZERS[optimizer.name](optimizer, lr, new.num_steps)
     # Elements are independent, so chunks change no bit.
-    chunk_size = _CHUNK_SIZE_CUDA if gradient_P.is_cuda else _CHUNK_SIZE
+    chunk_size = _CHUNK_SIZE if gradient_P.is_cpu else _CHUNK_SIZE_ACCELERATOR
     scratch_P = torch.empty_like(gradient_P[:chunk_size])
     num_done = 0
     for run in _runs_between(matrices, gradient_P.numel()):

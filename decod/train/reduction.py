@@ -16,7 +16,7 @@ from decod.planner.partition import part_sizes
 from decod.train.copies import number
 
 _CHUNK_SIZE = 1 << 16
-_CHUNK_SIZE_CUDA = 1 << 24
+_CHUNK_SIZE_ACCELERATOR = 1 << 24
 """Elements to square at a time, so that their float64 copy stays small. On a CPU, the copy fits
 into the second-level cache."""
 
@@ -109,7 +109,7 @@ def square_sum(gradient_N: Tensor) -> float:
     Raises:
         NonFiniteError: The sum is NaN or infinite.
     """
-    chunk_size = _CHUNK_SIZE_CUDA if gradient_N.is_cuda else _CHUNK_SIZE
+    chunk_size = _CHUNK_SIZE if gradient_N.is_cpu else _CHUNK_SIZE_ACCELERATOR
     total = torch.zeros((), dtype=torch.float64, device=gradient_N.device)
     for chunk_N in torch.split(gradient_N, chunk_size):
         wide_N = chunk_N.to(torch.float64)

@@ -22,12 +22,13 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from decod.devices import device_of
 from decod.protocol.core.fingerprints import ERROR_MAX, NUM_SUMS, Sketch
 
 _CHUNK = 1 << 16
-_CHUNK_CUDA = 1 << 22
-"""Elements to sign at a time: on a CPU their signs fit into a cache, and on CUDA they fill the
-device. Multiples of `NUM_SUMS`."""
+_CHUNK_ACCELERATOR = 1 << 22
+"""Elements to sign at a time: on a CPU their signs fit into a cache, and they fill an accelerator.
+Multiples of `NUM_SUMS`."""
 
 _KEPT_MAX = 1 << 24
 """So many signs are kept, a byte each."""
@@ -39,12 +40,16 @@ _MIXERS = (-0x61C8864680B583EB, -0x40A7B892E31B1A47)
 def error_between(told: Tensor, true: Tensor) -> float:
     """Return how far two tensors of the same shape are from each other; see
     `decod.protocol.core.fingerprints.error_of`."""
-    told, true = (each.detach().double() for each in (told, true))
+    told, true = (_where_float64_is(each).double() for each in (told, true))
     length = max(float(told.norm()), float(true.norm()))
     away = float((told - true).norm())
     if not math.isfinite(away) or not math.isfinite(length):
         return ERROR_MAX
     return min(away / length, ERROR_MAX) if length else 0.0
+
+
+def _where_float64_is(tensor: Tensor) -> Tensor:
+    return tensor.detach() if device_of(tensor).has_float64 else tensor.detach().cpu()
 
 
 def sketch_of(tensor: Tensor, seed: bytes) -> Sketch:
@@ -65,9 +70,9 @@ class Sketcher:
 
     def sketch(self, tensor: Tensor) -> Sketch:
         """Return the sketch of a tensor of any shape, on any device."""
-        flat = tensor.detach().reshape(-1)
+        flat = _where_float64_is(tensor).reshape(-1)
         sums = torch.zeros(NUM_SUMS, dtype=torch.float64, device=flat.device)
-        size = _CHUNK_CUDA if flat.is_cuda else _CHUNK
+        size = _CHUNK if flat.is_cpu else _CHUNK_ACCELERATOR
         for start in range(0, flat.numel(), size):
             chunk = flat[start : start + size]
             signed = chunk * self._signs(start, len(chunk), chunk.device)

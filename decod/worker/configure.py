@@ -3,6 +3,7 @@
 If the host has several devices, they divide what the message tells: rows, threads and memory.
 """
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, is_dataclass
@@ -13,8 +14,10 @@ from typing import Any, TypeVar, get_type_hints
 import torch
 
 from decod.clocks import Stopwatch
-from decod.errors import ConfigError
+from decod.devices import CPU, built_for
+from decod.errors import ConfigError, HardwareError
 from decod.host_limits import host_free_bytes, num_processors
+from decod.run.model_config import ModelDtype
 from decod.run.run_config import RunConfig
 from decod.run.training_config import BatchConfig
 from decod.train.checkpoint.base import BaseSource, split_hashes
@@ -24,15 +27,10 @@ from decod.train.executor_config import ExecutorConfig, Rows, rows_of_devices
 from decod.train.ranks import Mirror
 from decod.train.start import CheckpointSource
 from decod.train.token_source import TokenSource
-from decod.worker.device import (
-    AUTO,
-    CPU,
-    ChosenDevice,
-    TorchCuda,
-    choose_device,
-    free_bytes,
-    uuid_of,
-)
+from decod.worker.device import ChosenDevice, choose_device, free_bytes
+
+_DEVICE = re.compile(r"[a-z]{2,16}(:[0-9]{1,3})?")
+"""A name that torch may know. It says itself of others that there is no such device."""
 
 _C = TypeVar("_C")
 
@@ -122,6 +120,7 @@ def make_executor(
 
     Raises:
         ConfigError: A field is missing or wrong.
+        HardwareError: The device does not have the run's dtype.
         DataError: The data folder cannot be read.
     """
     return StageExecutor(
@@ -142,8 +141,16 @@ def _parse_run(message: Mapping[str, Any], device: ChosenDevice) -> ExecutorConf
     """Return the run as a device sees it, and let torch use as many threads as the message says."""
     set_num_threads(message)
     tables = {name: message[name] for name in get_type_hints(RunConfig) if name in message}
+    run = parse_dataclass(RunConfig, "", tables)
+    if run.model.dtype is ModelDtype.FLOAT64 and not device.device.has_float64:
+        raise HardwareError(
+            f"device {device.name} cannot be used for this run",
+            why="the run computes in float64, and the device has none",
+            fix="use device cpu, or another host",
+            code="E-HW-025",
+        )
     return ExecutorConfig(
-        run=parse_dataclass(RunConfig, "", tables),
+        run=run,
         is_client=message.get("is_client") is True,
         steps_on_host=message.get("steps_on_host") is True,
         device=device.name,
@@ -206,12 +213,12 @@ def parse_device(message: Mapping[str, Any]) -> ChosenDevice:
 
     Raises:
         ConfigError: The message asks for a device of another kind.
-        HardwareError: The named CUDA device is missing or does not work.
+        HardwareError: The named device is missing or does not work.
     """
     asked = message.get("device", CPU)
-    if not isinstance(asked, str) or not (asked in (AUTO, CPU) or asked.startswith("cuda")):
-        raise _refuse("device", asked, "it is auto, cpu, or cuda with a number")
-    return choose_device(asked, TorchCuda())
+    if not isinstance(asked, str) or not _DEVICE.fullmatch(asked):
+        raise _refuse("device", asked, "it is auto, or a device's name with a number")
+    return choose_device(asked)
 
 
 def memory_max_bytes(message: Mapping[str, Any]) -> int | None:
@@ -230,11 +237,11 @@ def device_facts(device: ChosenDevice, memory_max_bytes: int | None = None) -> d
     """Return the reply to `configure`: torch's version and kind, the device, and what is free."""
     return {
         "torch": torch.__version__,
-        "has_cuda": torch.backends.cuda.is_built(),  # type: ignore[no-untyped-call]
+        "built_for": built_for(),
         "device": device.name,
         "device_text": device.text,
-        "device_uuid": uuid_of(device),
-        "memory_bytes": free_bytes(device, memory_max_bytes),
+        "device_uuid": device.device.uuid,
+        "memory_bytes": free_bytes(device.device, memory_max_bytes),
         "host_memory_bytes": host_free_bytes(),
     }
 

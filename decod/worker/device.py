@@ -1,8 +1,9 @@
 """The device that a compute process uses: its choice, its clock, and the arena it copies from.
 
-`auto` is the first CUDA device if a trial on it succeeds, and otherwise the CPU. Only a trial tells
-whether CUDA works. A driver also lists devices that this build of torch does not support, and
-devices whose memory is full. A named device gets the same trial, but nothing replaces it.
+`auto` is the first accelerator that torch knows if a trial on it succeeds, and otherwise the CPU.
+Only a trial tells whether it works. A driver also lists devices that this build of torch does not
+support, and devices whose memory is full. A named device gets the same trial, but nothing replaces
+it.
 
 A job's time is the device's own, because the host's clock would include what the device still does
 of an earlier job.
@@ -17,15 +18,23 @@ import logging
 import math
 import mmap
 import os
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from decod.devices import (
+    CPU,
+    TORCH_ERRORS,
+    Device,
+    device_named,
+    device_of,
+    first_accelerator,
+    shortened,
+)
 from decod.errors import CheckpointError, HardwareError
 from decod.files import PieceFile
 from decod.host_limits import host_free_bytes
@@ -39,28 +48,22 @@ class DeviceClock:
     """The clock of one device, for one job after another.
 
     Args:
-        device: A CUDA device.
+        mark: Returns an instant: when the device has done what it was told so far.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._begun: torch.cuda.Event | None = None
-        self._ended: torch.cuda.Event | None = None
-
-    def mark(self) -> torch.cuda.Event:
-        """Return an instant: when the device has done what it was told so far."""
-        event: torch.cuda.Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+    def __init__(self, mark: Callable[[], torch.Event | None]) -> None:
+        self._mark = mark
+        self._begun: torch.Event | None = None
+        self._ended: torch.Event | None = None
 
     def begin(self) -> None:
         """A job begins, once the device has done what was told before."""
-        self._begun = self.mark()
+        self._begun = self._mark()
         self._ended = None
 
     def end(self) -> None:
         """The job's work has all been told."""
-        self._ended = self.mark()
+        self._ended = self._mark()
 
     def busy_s(self, wall_s: float, copy_s: float) -> float:
         """Return the time of the job that has ended.
@@ -120,32 +123,13 @@ class PinnedPrefix:
             self._unregister(self._address)
         num_bytes = min(max(2 * end, _FIRST_BYTES), size_bytes, self._max_bytes)
         if error := self._register(address, num_bytes):
-            logger.warning("compute.not_pinned CUDA error %d: copies take longer", error)
+            logger.warning("compute.not_pinned driver's error %d: copies take longer", error)
             self._address = 0
             self._num_bytes = 0
             self._works = False
             return
         self._address = address
         self._num_bytes = num_bytes
-
-
-def pinned_by_cuda(max_bytes: int) -> PinnedPrefix:
-    """Return a prefix that CUDA pins for all its devices."""
-    import torch
-
-    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-    def register(address: int, num_bytes: int) -> int:
-        error = int(runtime.cudaHostRegister(address, num_bytes, 0))
-        if error:
-            # CUDA keeps an error until it is asked, and torch asks after its next kernel.
-            with suppress(RuntimeError):
-                torch.zeros(1, device="cuda")
-        return error
-
-    return PinnedPrefix(
-        max_bytes, register, lambda address: int(runtime.cudaHostUnregister(address))
-    )
 
 
 class Arena:
@@ -164,8 +148,8 @@ class Arena:
         self._size_bytes = 0
         self._pinned: PinnedPrefix | None = None
 
-    def pin(self, pinned: PinnedPrefix) -> None:
-        """Pin what is in use from now on, for a device."""
+    def pin(self, pinned: PinnedPrefix | None) -> None:
+        """Pin what is in use from now on, for a device. None: it needs no pinned memory."""
         self._pinned = pinned
 
     def tensor(self, region: Region, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -229,179 +213,116 @@ class Arena:
 
 
 AUTO = "auto"
-CPU = "cpu"
-
-_CUDA_FIRST = "cuda:0"
-"""The device that `auto` tries."""
 
 _TRIAL_SIZE = 64
 """Rows and columns of the matrices that a trial multiplies. Products of ones are exact."""
 
-_CONTEXT_BYTES = 512 << 20
-"""The memory that CUDA and its libraries take of a device beside what torch counts: usually a
-little less."""
-
 _PINNED_SHARE = 0.25
 """The share of a host's free memory that may be pinned. Pinned pages can't be swapped out."""
-
-_REASON_MAX_CHARACTERS = 200
-
-_TORCH_ERRORS = (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError)
-"""Errors that torch raises if CUDA does not work. A build without CUDA raises AssertionError."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenDevice:
     """A device that works."""
 
-    name: str
-    """The device as torch calls it: `cpu`, or `cuda:` and its number."""
+    device: Device
     text: str
     """A text for the operator: the device, and the reason if `auto` took the CPU."""
 
-
-class Cuda(Protocol):
-    """CUDA on this host."""
-
-    def absence(self) -> str | None:
-        """Return why no device is visible, or None if one is."""
-
-    def try_out(self, name: str) -> ChosenDevice:
-        """Compute something on a device. Return the device with its number.
-
-        Raises:
-            HardwareError: The device is missing or does not work.
-        """
+    @property
+    def name(self) -> str:
+        """The device as torch calls it: `cpu`, or `cuda:` and its number."""
+        return self.device.name
 
 
-class TorchCuda:
-    """CUDA as torch reaches it. Torch calls AMD's devices by the same names."""
+def try_out(device: Device) -> ChosenDevice:
+    """Multiply two small matrices on a device, and wait for the product. Return it with its number.
 
-    def absence(self) -> str | None:
-        """Return why no device is visible, or None if one is."""
-        if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
-            return "this torch is built without CUDA"
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            if torch.cuda.is_available():
-                return None
-        # Torch warns if there is a driver that it can't use. Without a driver it says nothing.
-        if caught:
-            return _broken(_shortened(str(caught[-1].message)))
-        return "no CUDA device is visible"
-
-    def try_out(self, name: str) -> ChosenDevice:
-        """Multiply two small matrices on a device, and wait for the product.
-
-        Raises:
-            HardwareError: The device is missing or does not work.
-        """
-        try:
-            ones = torch.ones(_TRIAL_SIZE, _TRIAL_SIZE, device=name)
-            product = ones @ ones
-            torch.cuda.synchronize(product.device)
-            exact = bool((product == _TRIAL_SIZE).all())
-            title = torch.cuda.get_device_name(product.device)
-        except _TORCH_ERRORS as error:
-            raise _unfit(name, _shortened(str(error))) from error
-        if not exact:
-            raise _unfit(name, "the product of two matrices on it is wrong")
-        return ChosenDevice(str(product.device), f"{product.device}, {title}")
+    Raises:
+        HardwareError: The device is missing or does not work.
+    """
+    try:
+        ones = torch.ones(_TRIAL_SIZE, _TRIAL_SIZE, device=device.name)
+        product = ones @ ones
+        device.synchronize()
+        exact = bool((product == _TRIAL_SIZE).all())
+        found = device_of(product)
+        title = found.title
+    except TORCH_ERRORS as error:
+        raise _unfit(device, shortened(str(error))) from error
+    if not exact:
+        raise _unfit(device, "the product of two matrices on it is wrong")
+    return ChosenDevice(found, f"{found.name}, {title}")
 
 
-def choose_device(asked: str, cuda: Cuda) -> ChosenDevice:
+def choose_device(
+    asked: str,
+    first: Callable[[], Device | None] = first_accelerator,
+    named: Callable[[str], Device] = device_named,
+) -> ChosenDevice:
     """Return the device for what the operator asked for.
 
     Args:
-        asked: `auto`, `cpu`, `cuda` or `cuda:N`.
-        cuda: This host's CUDA. Not touched if `asked` is `cpu`.
+        asked: `auto`, `cpu`, `cuda`, `cuda:N`, `xpu`, `mps`, or another name that torch has.
+        first: Finds the accelerator that `auto` tries. Not asked if `asked` is something else.
+        named: Finds a device by its name.
 
     Raises:
-        HardwareError: The named CUDA device is missing or does not work.
+        HardwareError: The named device is missing or does not work.
     """
+    cpu = device_named(CPU)
     if asked == CPU:
-        return ChosenDevice(CPU, "CPU")
+        return ChosenDevice(cpu, "CPU")
     if asked != AUTO:
-        return cuda.try_out(asked)
-    if absence := cuda.absence():
-        return ChosenDevice(CPU, f"CPU ({absence})")
+        return try_out(named(asked))
+    accelerator = first()
+    if accelerator is None:
+        return ChosenDevice(cpu, "CPU (this torch is built for CPUs alone)")
+    if absence := accelerator.absence():
+        return ChosenDevice(cpu, f"CPU ({absence})")
     try:
-        return cuda.try_out(_CUDA_FIRST)
+        return try_out(accelerator)
     except HardwareError as error:
-        return ChosenDevice(CPU, f"CPU ({_broken(error.why)})")
+        kind = accelerator.kind.upper()
+        return ChosenDevice(cpu, f"CPU ({kind} is there but does not work: {error.why})")
 
 
-def settle(device: ChosenDevice) -> None:
-    """Make a CUDA device the current one, and state what torch would take from its defaults.
-
-    float32 products are float32's, and not TF32's with 10 bits. bfloat16 products add up in float32
-    throughout. Algorithms need not be deterministic: what members must agree on does not depend on
-    them (docs/research/decisions.md).
-    """
-    if device.name == CPU:
-        return
-    torch.cuda.set_device(device.name)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+def pinned_prefix(device: Device) -> PinnedPrefix | None:
+    """Return what pins the beginning of the arena for a device; None for one that can't."""
+    pinning = device.pinning
+    if pinning is None:
+        return None
+    return PinnedPrefix(int(_PINNED_SHARE * host_free_bytes()), *pinning)
 
 
-def pinned_max_bytes() -> int:
-    """Return how much of this host's memory may be pinned for copies."""
-    return int(_PINNED_SHARE * host_free_bytes())
-
-
-def free_bytes(device: ChosenDevice, memory_max_bytes: int | None = None) -> int:
+def free_bytes(device: Device, memory_max_bytes: int | None = None) -> int:
     """Return the free memory of a device, in bytes: no more than the operator allows, if he says.
 
-    On a CUDA device it must be called before torch keeps any tensors there. What libraries have
+    On an accelerator it must be called before torch keeps any tensors there. What libraries have
     taken by then does not count as free.
     """
-    if device.name != CPU:
-        found = int(torch.cuda.mem_get_info(device.name)[0])
-        return min(found, _for_tensors(memory_max_bytes)) if memory_max_bytes else found
-    found = host_free_bytes()
-    return min(found, memory_max_bytes) if memory_max_bytes else found
+    found = device.free_bytes()
+    return min(found, _for_tensors(device, memory_max_bytes)) if memory_max_bytes else found
 
 
-def cap_memory(device: ChosenDevice, memory_max_bytes: int | None) -> None:
-    """Have torch refuse to allocate more memory of a CUDA device than the operator allows.
+def cap_memory(device: Device, memory_max_bytes: int | None) -> None:
+    """Have torch refuse to allocate more memory of a device than the operator allows.
 
     The CPU's memory can't be capped so: there the cap only bounds what the node plans with.
     """
-    if device.name == CPU or memory_max_bytes is None:
-        return
-    total = int(torch.cuda.mem_get_info(device.name)[1])
-    torch.cuda.set_per_process_memory_fraction(
-        min(1.0, _for_tensors(memory_max_bytes) / total), device.name
-    )
+    if memory_max_bytes is not None:
+        device.cap(_for_tensors(device, memory_max_bytes))
 
 
-def uuid_of(device: ChosenDevice) -> str | None:
-    """Return the name by which NVIDIA's driver knows a CUDA device; None for other devices."""
-    if device.name == CPU or torch.version.hip is not None:
-        return None
-    uuid = getattr(torch.cuda.get_device_properties(device.name), "uuid", None)
-    return None if uuid is None else f"GPU-{uuid}"
+def _for_tensors(device: Device, memory_max_bytes: int) -> int:
+    return max(0, memory_max_bytes - device.context_bytes)
 
 
-def _for_tensors(memory_max_bytes: int) -> int:
-    return max(0, memory_max_bytes - _CONTEXT_BYTES)
-
-
-def _broken(why: str) -> str:
-    return f"CUDA is there but does not work: {why}"
-
-
-def _unfit(name: str, why: str) -> HardwareError:
+def _unfit(device: Device, why: str) -> HardwareError:
+    look = f"see `{device.driver_text}`, " if device.driver_text else ""
     return HardwareError(
-        f"device {name} cannot be used",
+        f"device {device.name} cannot be used",
         why=why,
-        fix="see `nvidia-smi`, install a build of torch for it, or use device auto or cpu",
+        fix=f"{look}install a build of torch for it, or use device auto or cpu",
         code="E-HW-002",
     )
-
-
-def _shortened(text: str) -> str:
-    """Return the first line of a message of torch, without the place in torch's source."""
-    line = text.strip().partition("\n")[0].partition(" (Triggered internally")[0]
-    return line.removeprefix("CUDA initialization: ")[:_REASON_MAX_CHARACTERS]

@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from decod.data.block import Block
+from decod.devices import CPU, device_named, ran_out
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
 from decod.process import give_back_memory
@@ -34,7 +35,7 @@ from decod.protocol.core.jobs import (
 from decod.train.checkpoint.description import description_text, entry_json, parse_description
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor
-from decod.train.measure import Measurable, measure, synchronize
+from decod.train.measure import Measurable, measure
 from decod.train.passes import Passes, mean_loss
 from decod.train.reduction import cut
 from decod.train.standing_out import Sketcher, error_between, means_standing_out
@@ -50,19 +51,16 @@ from decod.worker.configure import (
     share_of_threads,
 )
 from decod.worker.device import (
-    CPU,
     Arena,
     ChosenDevice,
     DeviceClock,
     cap_memory,
     free_bytes,
-    pinned_by_cuda,
-    pinned_max_bytes,
-    settle,
+    pinned_prefix,
 )
 from decod.worker.ranks.crew import Crew
 from decod.worker.ranks.group import MakeReady
-from decod.worker.runner import Runner, free_unused, malformed, ran_out
+from decod.worker.runner import Runner, free_unused, malformed
 
 R = TypeVar("R")
 """The result of a job."""
@@ -98,13 +96,13 @@ class PassRunner(Runner[ComputingT]):
         """Use the device that a host's settings name. Return it, and what is to be known."""
         device = parse_device(settings)
         memory_bytes = memory_max_bytes(settings)
-        settle(device)
-        cap_memory(device, memory_bytes)
+        device.device.settle()
+        cap_memory(device.device, memory_bytes)
         facts = device_facts(device, memory_bytes)
-        self._free_bytes = partial(free_bytes, device, memory_bytes)
+        self._free_bytes = partial(free_bytes, device.device, memory_bytes)
         if device.name != CPU:
-            self._clock = DeviceClock(device.name)
-            self._arena.pin(pinned_by_cuda(pinned_max_bytes()))
+            self._clock = DeviceClock(device.device.instant)
+            self._arena.pin(pinned_prefix(device.device))
         return device, facts
 
     def _everywhere(self, request: Request[jobs.BaseJob], own: Callable[[], R]) -> list[R]:  # noqa: ARG002
@@ -136,7 +134,7 @@ class PassRunner(Runner[ComputingT]):
             return
         self._clock.end()
         if not self._departures:
-            synchronize(self._configured.config.device)
+            device_named(self._configured.config.device).synchronize()
 
     @override
     def _busy_s(self, wall_s: float, copy_s: float) -> float:

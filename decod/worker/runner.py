@@ -26,6 +26,7 @@ from torch import Tensor
 
 from decod.clocks import Purpose, Stopwatch
 from decod.data.block import BlockError
+from decod.devices import first_accelerator, is_lost, ran_out, shortened
 from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError, TrainingError
 from decod.process import LEAVE_SIGNALS, keep_freed_memory
 from decod.protocol.core.job_codec import (
@@ -71,22 +72,13 @@ _TIMED: tuple[Purpose, ...] = ("copy", "data", "backward")
 """Parts of a job's time that its reply names."""
 
 
-_CPU_ERROR = "can't allocate memory"
-"""Words in what torch raises if the CPU's allocator fails: a RuntimeError like any other."""
-
-
-def ran_out(error: BaseException) -> bool:
-    """Return whether an error says that the device or the host had no memory left."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and _CPU_ERROR in str(error)
-
-
 def free_unused() -> None:
     """Give memory that nothing refers to back to the device."""
     # An error's traceback refers to frames, and these to it.
     gc.collect()
-    torch.cuda.empty_cache()
+    device = first_accelerator()
+    if device is not None:
+        device.give_back_unused()
 
 
 ReadyT = TypeVar("ReadyT")
@@ -196,7 +188,7 @@ class Runner(Generic[ReadyT]):
 
     def _write(self, output: Tensor, value: Tensor) -> None:
         """Copy a result into the arena. From a device it is there when the job is answered."""
-        if value.is_cuda:
+        if not value.is_cpu:
             self._departures.append(Departure(output, value))
             return
         with self._watch.measure("copy"):
@@ -362,6 +354,14 @@ def _read_line(lines: IO[bytes]) -> bytes:
 
 def _unexpected(message: Any, error: Exception) -> dict[str, Any]:
     job_id = message.get("job") if isinstance(message, dict) else None
+    if is_lost(error):
+        lost = HardwareError(
+            f"the device works no more: {shortened(str(error))}",
+            why="driver or device have failed, and what was on it is lost",
+            fix="look at the driver's words in `dmesg`; the node starts another compute process",
+            code="E-HW-024",
+        )
+        return error_reply(job_id, lost)
     wrapped = DecodError(
         f"unexpected {type(error).__name__} in the compute process: {str(error)[:1000]}",
         why="its state may be half changed, so it ends",

@@ -9,7 +9,7 @@ import pytest
 from decod.run.model_config import ModelDtype
 from decod.run.training_config import OptimizerConfig, OptimizerName
 from tests.support.cluster import Cluster
-from tests.support.devices import CUDA, on_devices
+from tests.support.devices import ACCELERATOR, on_devices
 from tests.support.oracle import assert_agreement
 from tests.support.quick import first_of
 from tests.support.runs import (
@@ -32,8 +32,8 @@ LOSS_ERROR_MAX = {ModelDtype.FLOAT64: 1e-8, ModelDtype.FLOAT32: 1e-4}
 WEIGHT_ERROR_MAX = {
     ("cpu", ModelDtype.FLOAT64): 1e-8,
     ("cpu", ModelDtype.FLOAT32): 1e-3,
-    (CUDA, ModelDtype.FLOAT64): 1e-8,
-    (CUDA, ModelDtype.FLOAT32): 5e-2,
+    (ACCELERATOR, ModelDtype.FLOAT64): 1e-8,
+    (ACCELERATOR, ModelDtype.FLOAT32): 5e-2,
 }
 """Adam moves a weight whose gradient is nothing but rounding (a key's bias) as far as any other,
 and devices iteration differently. Noise of 4 units in the last place, put into every product and
@@ -84,7 +84,7 @@ def test_members_on_different_devices_learn_together(tmp_path: Path, corpus: Pat
         leader = cluster.start_leader()
         for stage in (1, 2):
             cluster.start_relay(f"relay-{stage}-0", "--stage", str(stage))
-            cluster.start_relay(f"relay-{stage}-1", "--stage", str(stage), "--device", CUDA)
+            cluster.start_relay(f"relay-{stage}-1", "--stage", str(stage), "--device", ACCELERATOR)
         codes = cluster.wait_for_end()
         assert set(codes.values()) == {0}, codes
         losses, _ = reference(run, corpus, 10)

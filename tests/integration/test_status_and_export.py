@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 from tests.support.cluster import Cluster, Daemon, assert_refused, run_decod, stage_nodes
-from tests.support.devices import CUDA
+from tests.support.devices import ACCELERATOR
 from tests.support.oracle import assert_agreement, transformers_loss
 from tests.support.runs import make_run, microbatches
 
@@ -133,8 +133,8 @@ def test_a_leader_that_chooses_its_device_says_which(tmp_path: Path, corpus: Pat
         leader = cluster.start_leader()
         (line,) = [line for line in leader.stdout.splitlines() if line.startswith("device: ")]
         device = decod_status(leader)["node"]["device"]
-        assert device in ("cpu", CUDA)
-        assert line.startswith("device: CPU (" if device == "cpu" else f"device: {CUDA}, ")
+        assert device in ("cpu", ACCELERATOR)
+        assert line.startswith("device: CPU (" if device == "cpu" else f"device: {ACCELERATOR}, ")
 
 
 def cpu_seconds(pid: int) -> float:

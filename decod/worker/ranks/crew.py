@@ -24,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from torch import Tensor
 
 from decod.data.block import Block, BlockError
+from decod.devices import ran_out
 from decod.errors import DataError, DecodError, HardwareError
 from decod.memory_files import new_memory_file, remove_orphans
 from decod.protocol.core.job_codec import Request, line_of, parsed
@@ -41,7 +42,6 @@ from decod.worker.ranks.group import (
     leave_group,
     spread,
 )
-from decod.worker.runner import ran_out
 
 if TYPE_CHECKING:
     from decod.train.weight_shards import Shards

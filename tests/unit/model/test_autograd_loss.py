@@ -49,7 +49,8 @@ def test_loss_and_gradients_equal_torchs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loss_module, "LOSS_ROWS_MIN", 3)
-    monkeypatch.setattr(loss_module, "_CHUNK_ELEMENTS", {"cpu": 1, "cuda": 1})
+    for name in ("_CHUNK_ELEMENTS", "_CHUNK_ELEMENTS_ACCELERATOR"):
+        monkeypatch.setattr(loss_module, name, 1)
     generator = torch.Generator().manual_seed(num_rows)
     hidden = torch.randn(num_rows, 8, generator=generator, dtype=torch.float64).to(dtype)
     table = torch.randn(11, 8, generator=generator, dtype=torch.float64).to(dtype)

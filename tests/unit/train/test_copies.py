@@ -13,7 +13,7 @@ from decod.train.copies import Departure, arrived, arriving, number, on_host
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.layout import Layout
-from tests.support.devices import CUDA, on_devices
+from tests.support.devices import ACCELERATOR, on_devices, refused_waits
 
 
 @on_devices
@@ -65,7 +65,7 @@ def test_passes_never_wait_for_the_whole_device() -> None:
             optimizer=OptimizerConfig(lr=1e-3),
             seed=1,
         ),
-        device=CUDA,
+        device=ACCELERATOR,
     )
     relay = StageExecutor(config)
     relay.build(1)
@@ -80,9 +80,6 @@ def test_passes_never_wait_for_the_whole_device() -> None:
         departure.wait()
 
     both_passes(0)  # Libraries are loaded, and tables are made.
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refused_waits():
         both_passes(1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.isfinite(result).all()

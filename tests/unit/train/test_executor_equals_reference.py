@@ -28,7 +28,7 @@ from decod.run.training_config import (
 from decod.train.executor import StageExecutor
 from decod.train.executor_config import ExecutorConfig
 from decod.train.passes import mean_loss
-from tests.support.devices import CUDA, on_devices
+from tests.support.devices import ACCELERATOR, on_devices
 from tests.support.model_folders import write_folder
 from tests.support.oracle import Float64Transformers
 from tests.support.reference import documents_apart, train_on_targets, train_reference
@@ -55,7 +55,7 @@ MODELS = {
     "gpt2 tied": ModelConfig(**SMALL, model_type=Architecture.GPT2, tie_word_embeddings=True),
 }
 
-TOLERANCES = {"cpu": (1e-12, 1e-11), CUDA: (1e-10, 1e-9)}
+TOLERANCES = {"cpu": (1e-12, 1e-11), ACCELERATOR: (1e-10, 1e-9)}
 """Of losses, relative, and of weights, absolute, after five iterations in float64.
 
 On a CPU, both sides round alike. CUDA adds up in another order. Where a gradient is nothing but

@@ -83,7 +83,7 @@ def coded_pipeline(
 
 def test_what_is_not_compressed_travels_as_it_is() -> None:
     config = config_of(ActivationCompression.NONE)
-    value = torch.randn(config.activation_shape)
+    value = torch.randn(config.activation_shape, device=config.device)
     sent = codec_of(config).sent(value, "activation")
     assert sent is value
     assert torch.equal(codec_of(config).received(sent, "activation"), value)
@@ -134,7 +134,7 @@ def test_a_token_keeps_its_precision_and_has_the_size_that_nodes_expect(
     config = config_of(compression, hidden_size=hidden_size, dtype=dtype)
     value = torch.randn(config.activation_shape, generator=torch.Generator().manual_seed(seed))
     value *= 2.0**power * torch.logspace(-3, 3, 6).view(2, 3, 1)
-    value = value.to(config.dtype)
+    value = value.to(config.device, config.dtype)
     codec = codec_of(config)
     sent = codec.sent(value, "activation")
     run = RunConfig(

@@ -5,8 +5,10 @@ import os
 import pytest
 import torch
 
+from decod.devices import device_named
 from decod.protocol.core.job_codec import Region
-from decod.worker.device import Arena, PinnedPrefix, pinned_by_cuda
+from decod.worker.device import Arena, PinnedPrefix, pinned_prefix
+from tests.support.devices import ACCELERATOR
 
 MIB = 1 << 20
 
@@ -81,15 +83,17 @@ def test_the_arena_pins_what_is_named() -> None:
 
 
 @pytest.mark.gpu
-def test_cuda_pins_the_arena() -> None:
+def test_a_device_copies_from_the_arena() -> None:
+    """CUDA pins it. Other devices copy by way of their driver's buffers."""
     descriptor = os.memfd_create("arena")
     try:
         os.ftruncate(descriptor, 4 * MIB)
         arena = Arena(descriptor)
-        arena.pin(pinned_by_cuda(1 << 30))
+        device = device_named(ACCELERATOR)
+        arena.pin(pinned_prefix(device))
         tensor = arena.tensor(Region(0, MIB), torch.uint8, (MIB,))
-        assert tensor.is_pinned()
+        assert tensor.is_pinned() == (device.pinning is not None)
         tensor.fill_(7)
-        assert bool((tensor.to("cuda:0", non_blocking=True) == 7).all())
+        assert bool((tensor.to(device.name, non_blocking=True) == 7).all())
     finally:
         os.close(descriptor)

@@ -9,13 +9,13 @@ import psutil
 import pytest
 import torch
 
+from decod.devices import is_lost, ran_out
 from decod.host_limits import host_free_bytes
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import DoNothing
 from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
-from decod.worker.runner import ran_out
 from tests.support.raw_compute import Node
 from tests.unit.worker.test_runner import CONFIGURE
 
@@ -40,12 +40,27 @@ WIDE = CONFIGURE | {
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (MemoryError(), True),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GiB)"), True),
         (RuntimeError("CUDA error: device-side assert triggered"), False),
         (ValueError("can't allocate memory"), False),
     ],
 )
 def test_only_a_lack_of_memory_is_one(error: Exception, expected: bool) -> None:
     assert ran_out(error) is expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("CUDA error: unspecified launch failure"), True),
+        (torch.AcceleratorError("an illegal memory access was encountered"), True),
+        (torch.OutOfMemoryError("CUDA error: out of memory"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("CUDA error"), False),
+    ],
+)
+def test_a_device_that_is_lost_is_told_from_other_errors(error: Exception, expected: bool) -> None:
+    assert is_lost(error) is expected
 
 
 def test_a_host_has_no_more_than_the_system_says() -> None:
@@ -55,7 +70,7 @@ def test_a_host_has_no_more_than_the_system_says() -> None:
 def test_a_job_without_memory_is_refused_and_the_process_goes_on() -> None:
     """The system refuses memory here: nothing is made to look as if it did."""
     with closing(Node()) as node:
-        node.configure(WIDE)
+        node.configure(WIDE, device="cpu")
         node.result(jobs.Build(1))
         entry = node.write(0, np.ones((TOKENS, WIDTH), dtype=np.float32))
         output = {"offset": entry["num_bytes"], "num_bytes": entry["num_bytes"]}
@@ -76,7 +91,7 @@ def test_a_limit_of_the_process_counts_as_its_memory() -> None:
     with closing(Node()) as node:
         node.result(DoNothing())
         _limit(node, psutil.Process(node.process.pid).memory_info().vms + 64 * MIB)
-        assert node.configure(CONFIGURE)["memory_bytes"] <= 64 * MIB
+        assert node.configure(CONFIGURE, device="cpu")["memory_bytes"] <= 64 * MIB
 
 
 def _limit(node: Node, num_bytes: int) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from decod.devices import device_named
 from decod.ids import MicrobatchId
 from decod.process import LEAVE_SIGNALS
 from decod.protocol.core import jobs
@@ -32,7 +33,7 @@ from decod.run.training_config import (
 )
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.executor_config import ExecutorConfig
-from tests.support.devices import CUDA, DEVICES
+from tests.support.devices import ACCELERATOR, DEFAULT_DEVICE, DEVICES, IS_FAKE
 from tests.support.raw_compute import Node
 
 MODEL = {"vocab_size": 19, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -45,7 +46,7 @@ CONFIGURE: dict[str, Any] = {
     "optimizer": OPTIMIZER,
     "reduction": {"wire_dtype": "float32"},
     "seed": 7,
-    "device": "cpu",
+    "device": DEFAULT_DEVICE,
     "num_threads": 1,
     "data_dir": None,
     "init_dir": None,
@@ -200,7 +201,8 @@ def test_compressed_activations_come_and_go_as_bytes(
 
 
 def test_auto_falls_back_to_the_cpu_where_no_device_is_visible() -> None:
-    with closing(Node(CUDA_VISIBLE_DEVICES="")) as node:
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    with closing(Node(**hidden)) as node:
         facts = node.configure(CONFIGURE, device="auto")
     assert facts["device"] == "cpu"
     assert facts["device_text"].startswith("CPU (")
@@ -212,10 +214,22 @@ def test_auto_takes_the_first_device_that_is_visible() -> None:
     with closing(Node()) as node:
         facts = node.configure(CONFIGURE, device="auto")
         built = node.result(jobs.Build(1))
-    assert facts["device"] == CUDA
-    assert facts["device_text"] == f"{CUDA}, {torch.cuda.get_device_name(CUDA)}"
-    assert 0 < facts["memory_bytes"] <= torch.cuda.get_device_properties(CUDA).total_memory
+    assert facts["device"] == ACCELERATOR
+    device = device_named(ACCELERATOR)
+    assert facts["device_text"] == f"{ACCELERATOR}, {device.title}"
+    assert 0 < facts["memory_bytes"] <= torch.accelerator.get_memory_info(ACCELERATOR)[1]
     assert built.parameter_hash == local_executor("cpu")[1].hash
+
+
+@pytest.mark.skipif(not IS_FAKE, reason="DECOD_TEST_DEVICE is not fake:0")
+def test_a_device_without_float64_has_the_state_on_the_host() -> None:
+    with closing(Node(DECOD_TEST_NO_FLOAT64="1")) as node:
+        node.configure(CONFIGURE, device=ACCELERATOR)
+        test_an_iteration_in_the_process_equals_one_here(node, ACCELERATOR)
+    with closing(Node(DECOD_TEST_NO_FLOAT64="1")) as node:
+        wide = CONFIGURE | {"model": MODEL | {"dtype": "float64"}, "device": ACCELERATOR}
+        refused = node.ask(jobs.Configure(wide))["error"]
+        assert refused["code"] == "E-HW-025"
 
 
 def test_a_bad_job_is_answered_and_the_next_one_runs(node: Node) -> None:
