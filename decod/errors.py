@@ -12,20 +12,6 @@ from typing import ClassVar
 
 from decod.exit_codes import ExitCode
 
-DISTRIBUTION = "decod-train"
-"""Name of decod's package. `decod` on PyPI is another project's, so no text may advise it."""
-
-
-def install_hint(extra: str = "") -> str:
-    """Return how to install a missing package, as the README installs decod.
-
-    Args:
-        extra: The package's group of optional packages. Empty: decod always needs the package.
-    """
-    what = f"'.[{extra}]'" if extra else "."
-    return f"`pip install -c constraints.txt -e {what}` in the folder of decod's source"
-
-
 OUT_OF_MEMORY = "E-HW-003"
 """Code of errors that say that a device has too little memory, before or during work."""
 

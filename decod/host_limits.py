@@ -6,11 +6,12 @@ versions of them are read. Groups are nested, and each one on the way up limits 
 """
 
 import math
-import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from decod.system import PROC, num_allowed_processors
 
 _UNLIMITED_BYTES = 1 << 60
 """From here on, version 1 of control groups means that there is no limit."""
@@ -26,7 +27,7 @@ class ControlGroups:
     """
 
     root: Path = Path("/sys/fs/cgroup")
-    own: Path = Path("/proc/self/cgroup")
+    own: Path = PROC / "self/cgroup"
 
     def processors(self) -> list[float]:
         """Return how many processors' time each group allows, if it has a quota."""
@@ -70,8 +71,7 @@ def num_processors(groups: ControlGroups | None = None) -> int:
     Args:
         groups: The process's control groups; if absent, those that the system says.
     """
-    affinity = getattr(os, "sched_getaffinity", None)
-    own = os.cpu_count() or 1 if affinity is None else len(affinity(0))
+    own = num_allowed_processors()
     quotas = (groups or ControlGroups()).processors()
     return max(1, min(own, *(math.ceil(quota) for quota in quotas)) if quotas else own)
 

@@ -1,4 +1,4 @@
-"""Files in shared memory, by which processes of a host hand each other large data.
+"""Files in shared memory, by which processes of a host hand each other large data, and sockets.
 
 A container may have little shared memory. A file that does not fit there goes to a folder for
 temporary files.
@@ -16,12 +16,15 @@ import atexit
 import errno
 import fcntl
 import os
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-_FOLDER = Path("/dev/shm")  # noqa: S108 - mkstemp makes the files, for this user alone.
-_ON_DISK = Path("/var/tmp")  # noqa: S108 - likewise. `/tmp` may be small memory, too.
+from decod.system import SHARED_MEMORY, take_room
+
+_FOLDER = SHARED_MEMORY
+_ON_DISK = Path("/var/tmp")  # noqa: S108 - mkstemp makes the files. `/tmp` may be small memory, too.
 _PREFIX = "decod-state-"
 _LOCK_SUFFIX = ".lock"
 
@@ -56,12 +59,37 @@ def _file_in(folder: Path, size_bytes: int) -> tuple[int, Path]:
     descriptor, name = tempfile.mkstemp(prefix=f"{maker}-", dir=folder)
     try:
         if size_bytes:
-            os.posix_fallocate(descriptor, 0, size_bytes)
+            take_room(descriptor, size_bytes)
     except OSError:
         os.close(descriptor)
         Path(name).unlink(missing_ok=True)
         raise
     return descriptor, Path(name)
+
+
+def new_local_socket() -> tuple[socket.socket, Path]:
+    """Make a local socket to which only processes of this user can connect, and its path.
+
+    Raises:
+        OSError: No folder can hold it.
+    """
+    descriptor, path = new_memory_file()
+    os.close(descriptor)
+    path.unlink()
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(str(path))
+        path.chmod(0o600)  # Nobody can connect before it listens.
+    except OSError:
+        bound.close()
+        raise
+    return bound, path
+
+
+def remove_local_socket(bound: socket.socket, path: Path) -> None:
+    """Close a local socket, and remove its name."""
+    bound.close()
+    path.unlink(missing_ok=True)
 
 
 def is_in_memory(path: Path) -> bool:
@@ -87,9 +115,10 @@ def remove_orphans() -> None:
 
 def _folders() -> list[Path]:
     """Return where files may lie, the best place first."""
-    all_folders = [_FOLDER, _ON_DISK]
+    all_folders = [] if _FOLDER is None else [_FOLDER]
     with suppress(OSError):  # There is none that this process may use.
-        all_folders.insert(1, Path(tempfile.gettempdir()))
+        all_folders.append(Path(tempfile.gettempdir()))
+    all_folders.append(_ON_DISK)
     return [folder for folder in dict.fromkeys(all_folders) if folder.is_dir()]
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from typing_extensions import override
 
-from decod.errors import DataError, install_hint
+from decod.errors import DataError
+from decod.installation import install_hint
 
 if TYPE_CHECKING:
     import fsspec

@@ -1,10 +1,9 @@
-"""Settings of this process: its standard streams, its signals, its heap and its garbage collector.
+"""Settings of this process: its standard streams, its signals and its garbage collector.
 
 This module imports nothing slow, because it runs before anything else is loaded, and a signal may
 come during the other imports.
 """
 
-import ctypes
 import gc
 import os
 import select
@@ -22,19 +21,6 @@ LEAVE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 URGENT_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """A second one of these means: at once. SIGHUP never does: a closed terminal sends it more than
 once, and the end of a login session sends SIGTERM along with it."""
-
-_PR_SET_PDEATHSIG = 1
-"""The option of Linux's `prctl` for the signal that a process gets when its parent ends."""
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process once its parent has ended, whatever it waits for then.
-
-    Even a stopped process ends so, and gives its device's memory back. Only Linux does that. The
-    parent is the thread that has started this process. If it has ended before, nothing happens.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def heeded_signals() -> tuple[signal.Signals, ...]:
@@ -124,42 +110,3 @@ def keep_pauses_short() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     gc.collect()
     gc.freeze()
-
-
-# Memory of the C library.
-
-# From glibc's malloc.h.
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-
-_LARGEST_KEPT_BYTES = 32 << 20
-"""Largest threshold that glibc accepts. Larger blocks are mapped as before."""
-
-_KEPT_BYTES = 1 << 30
-"""Amount of freed memory at the top of the heap that the process keeps."""
-
-
-def keep_freed_memory() -> None:
-    """Have this process keep freed memory for the next tensor.
-
-    By default glibc maps every large block anew and returns it when it is freed. Each tensor that
-    passes through then costs one page fault per 4 KiB. For 1 MiB activations over gRPC, both ends
-    together took 8.6 ms of CPU time per transfer, and 4.2 ms with blocks kept. Does nothing if the
-    C library has no such setting.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
-    mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def give_back_memory() -> None:
-    """Give freed memory back to the system. Does nothing if the C library can't be asked to.
-
-    glibc keeps what lies between blocks in use. Once a stage's weights had been made narrow, that
-    was a quarter of a byte for each of them.
-    """
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if IS_FAKE:
     announce()  # Before a conftest.py of another folder loads torch.
+
+if os.environ.get("DECOD_PORTABLE"):
+    folder = str(Path(__file__).parent / "support" / "portable")
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+    import tests.support.portable.sitecustomize  # noqa: F401
 
 # No test asks the real Hub. `tests.support.hub_server` plays it.
 os.environ["HF_HUB_OFFLINE"] = "1"

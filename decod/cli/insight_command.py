@@ -1,4 +1,4 @@
-"""`decod why`, `doctor`, `analyse` and `bugreport`: what is the matter with node, host or run."""
+"""`decod why`, `doctor`, `analyse`, `bugreport` and `version`: what is the matter, and where."""
 
 import getpass
 import os
@@ -407,3 +407,47 @@ def _doctor(state_dir: Path) -> dict[str, Any]:
 
 def _failure(error: Exception) -> dict[str, Any]:
     return {"error": str(error) or type(error).__name__}
+
+
+VERSION_SCHEMA_VERSION = 1
+"""The version of the JSON object of `decod version`. It grows when a field changes its meaning or
+goes away."""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def version(*, as_json: bool) -> None:
+    """Say which release this is, how it was installed, and how to update it.
+
+    \b
+    Examples:
+      decod version
+      decod version --json
+    """
+    import platform
+    from importlib import metadata
+
+    from decod import __version__
+    from decod.installation import find_installation
+
+    installed = find_installation()
+    torch = None
+    with suppress(metadata.PackageNotFoundError):
+        torch = metadata.version("torch")
+    if as_json:
+        answer = {
+            "schema_version": VERSION_SCHEMA_VERSION,
+            "decod": __version__,
+            "python": platform.python_version(),
+            "torch": torch,
+            "installed": installed.way.value,
+            "place": str(installed.place),
+            "update": installed.update,
+        }
+        click.echo(json_text(answer))
+        return
+    click.echo(
+        f"decod {__version__}, Python {platform.python_version()}, torch {torch or 'missing'}"
+    )
+    click.echo(f"installed by {installed.way} in {installed.place}")
+    click.echo(f"to update: {installed.update}")

@@ -33,6 +33,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "status": "Show who is there, what flows where, how fast, how good.",
         "doctor": "Say what is wrong with this host, and what to do.",
         "why": "Say why this node is idle, its run slow, or why it was removed.",
+        "version": "Say which release this is, how it was installed, and how to update it.",
         "bugreport": "Pack logs and facts for a bug report, without secrets.",
         "pause": "Take no microbatches for a while, and stay in the run.",
         "resume": "Take microbatches again.",
@@ -81,7 +82,7 @@ module that `MODULES` names, or in the lab."""
 
 MODULES = {
     **dict.fromkeys(("resume", "drain", "set"), "pause"),
-    **dict.fromkeys(("why", "doctor", "analyse", "bugreport"), "insight"),
+    **dict.fromkeys(("why", "doctor", "analyse", "version", "bugreport"), "insight"),
     **dict.fromkeys(("export", "push", "generate", "evaluate"), "model"),
     **dict.fromkeys(("token", "node"), "members"),
     "receipts": "credit",

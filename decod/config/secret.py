@@ -9,6 +9,7 @@ from pathlib import Path
 from decod.config.node_config import invoking_user
 from decod.errors import ConfigError
 from decod.files import read_beginning
+from decod.system import PROC
 
 JOIN_STRING_MAX_CHARACTERS = 10_000
 """Room for a join string with all its addresses."""
@@ -61,7 +62,7 @@ def holds_secret(text: str) -> bool:
     return "decod1-m-" not in text.lower()
 
 
-def has_other_users(proc: Path = Path("/proc"), shadow: Path = Path("/etc/shadow")) -> bool:
+def has_other_users(proc: Path = PROC, shadow: Path = Path("/etc/shadow")) -> bool:
     """Return whether other people than this command's user can use this host.
 
     They have an account that they can log in to, or are logged in with one of a directory.

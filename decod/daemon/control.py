@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from decod.errors import ConfigError, DecodError, NotRunningError
+from decod.system import PROC, short_path
 from decod.tasks import TaskSet
 from decod.texts import why_of
 
@@ -58,7 +59,7 @@ def ask(state_dir: Path, request: dict[str, Any], *, timeout_s: float) -> dict[s
     return answer
 
 
-def folders_of_host(table: Path = Path("/proc/net/unix")) -> list[Path]:
+def folders_of_host(table: Path = PROC / "net/unix") -> list[Path]:
     """Return the state folders of the daemons on this host, as far as the system names them.
 
     It does not name those of other containers, and those whose path is too long for a socket.
@@ -73,7 +74,7 @@ def folders_of_host(table: Path = Path("/proc/net/unix")) -> list[Path]:
     # The path is the eighth word, and may hold spaces.
     paths = [Path(words[7]) for line in lines if len(words := line.split(maxsplit=7)) == 8]
     found = {path.parent for path in paths if path.name == SOCKET_NAME and path.is_absolute()}
-    return sorted(each for each in found if not each.is_relative_to("/proc"))
+    return sorted(each for each in found if not each.is_relative_to(PROC))
 
 
 def _no_daemon(state_dir: Path, error: Exception) -> NotRunningError:
@@ -111,11 +112,8 @@ def _at_socket(state_dir: Path, use: Callable[[str], Any]) -> None:
     if len(os.fsencode(path)) < 100:
         use(str(path))
         return
-    folder = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        use(f"/proc/self/fd/{folder}/{SOCKET_NAME}")
-    finally:
-        os.close(folder)
+    with short_path(state_dir) as folder:
+        use(str(folder / SOCKET_NAME))
 
 
 class ControlServer:

@@ -27,7 +27,8 @@ from decod.journal.history import RunHistory
 from decod.journal.logs import LogContext, close_logs, set_up_logs
 from decod.journal.terminal import PatientTerminal
 from decod.membership.identity import load_or_create_identity
-from decod.process import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals, keep_freed_memory
+from decod.process import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
+from decod.system import keep_freed_memory
 from decod.tasks import beside, cancelled, until_first
 
 T = TypeVar("T")

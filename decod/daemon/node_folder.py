@@ -4,12 +4,9 @@ One daemon uses a folder at a time, and one process an identity.
 """
 
 import asyncio
-import errno
 import fcntl
 import json
 import os
-import socket
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +20,7 @@ from decod.membership.identity import HostKey
 from decod.membership.papers import membership_folder
 from decod.net.join_string import JoinString
 from decod.protocol.core.context import NO_PROMISE, Promise
+from decod.system import HeldName
 from decod.texts import from_base32, why_of, why_unwritten
 from decod.wire import validate
 
@@ -51,6 +49,9 @@ class StateFolder:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = open_lock(self.path / _LOCK_FILE)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(OSError):  # The disk is full: a report of errors will lack the process.
+                self._lock.truncate()
+                self._lock.write(b"%d\n" % os.getpid())
         except BlockingIOError as error:
             self.unlock()
             raise ConfigError(
@@ -90,6 +91,14 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
+def user_of(path: Path) -> int | None:
+    """Return the process id of the daemon that uses a state folder; None if none does."""
+    with suppress(OSError, ValueError):
+        if is_in_use(path):
+            return int(read_beginning(path / _LOCK_FILE, 32))
+    return None
+
+
 def nearest_folder(path: Path) -> Path:
     """Return a folder itself, or what exists of the way to it if it is yet to be made."""
     # A parent that may not be searched counts as missing. `Path.exists` would raise.
@@ -98,9 +107,6 @@ def nearest_folder(path: Path) -> Path:
 
 # --- sole use of an identity ---------------------------------------------------------------------
 # One process at a time uses an identity, even if somebody has copied its key to another folder.
-#
-# Linux has names for sockets that are no files. A name belongs to one process, and the kernel frees
-# it when the process ends, however it ends. Elsewhere, only the lock of the state folder protects.
 # Copies on other hosts are noticed by the nodes that they ask to be let in: `daemon/twins.py`.
 
 
@@ -116,29 +122,19 @@ class SoleUse:
     """
 
     def __init__(self, identity: HostKey, state_dir: Path) -> None:
-        self._socket: socket.socket | None = None
-        if sys.platform != "linux":
-            return
-        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            claim.bind(f"\0decod/{identity.node_id}")
-        except OSError as error:
-            claim.close()
-            if error.errno == errno.EADDRINUSE:
-                raise ConfigError(
-                    f"another process on this host is already {identity.name}",
-                    why=f"{state_dir} holds a copy of its key, and two nodes can't have one id",
-                    fix="stop the other one, or give this one an empty --state-dir",
-                    code="E-CFG-033",
-                ) from error
-            raise
-        self._socket = claim
+            self._name = HeldName(str(identity.node_id))
+        except FileExistsError as error:
+            raise ConfigError(
+                f"another process on this host is already {identity.name}",
+                why=f"{state_dir} holds a copy of its key, and two nodes can't have one id",
+                fix="stop the other one, or give this one an empty --state-dir",
+                code="E-CFG-033",
+            ) from error
 
     def end(self) -> None:
         """Let others use it."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        self._name.end()
 
 
 # --- the last vote -------------------------------------------------------------------------------

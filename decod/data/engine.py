@@ -25,8 +25,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from decod.errors import DataError, HardwareError, NetworkError, install_hint
+from decod.errors import DataError, HardwareError, NetworkError
 from decod.host_limits import num_processors
+from decod.installation import install_hint
 
 # With two tasks each, no worker waits while the next task is on its way.
 _TASKS_PER_WORKER = 2

@@ -26,6 +26,7 @@ from decod.data.tokenizer import FILE_SIZE_MAX_BYTES, TOKENIZER_FILE, read_token
 from decod.errors import DataError
 from decod.files import open_lock, open_ordinary, read_at, replace_durably
 from decod.objects import ObjectFolder
+from decod.system import forget_cached
 
 _SIZES_CHECKED = 8
 """Shards in a store whose sizes are asked for at the start. Each question takes a while."""
@@ -87,8 +88,7 @@ class FolderReader:
         try:
             with open_ordinary(path) as descriptor:
                 if from_disk:
-                    forget = os.POSIX_FADV_DONTNEED
-                    os.posix_fadvise(descriptor, block.offset, block.num_bytes, forget)
+                    forget_cached(descriptor, block.offset, block.num_bytes)
                 content = read_at(descriptor, block.offset, block.num_bytes)
         except OSError as error:
             reason = f"its bytes {block.offset} to {last} can't be read ({error.strerror})"

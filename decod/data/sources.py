@@ -40,7 +40,8 @@ from decod.data.source_files import (
     unpacked,
     unreadable,
 )
-from decod.errors import DataError, install_hint
+from decod.errors import DataError
+from decod.installation import install_hint
 from decod.objects import is_url
 
 PIECE_SIZE_MAX_CHARS = 2**18

@@ -32,8 +32,9 @@ import numpy as np
 import numpy.typing as npt
 
 from decod.data.byte_level import FastEncoder, byte_characters, fast_encoder
-from decod.errors import DataError, install_hint
+from decod.errors import DataError
 from decod.files import find_damage, hub_advice, is_cut_json, read_beginning
+from decod.installation import install_hint
 from decod.texts import why_of
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

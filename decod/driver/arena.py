@@ -15,7 +15,6 @@ import errno
 import mmap
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.average_spec import AverageSpec
 from decod.protocol.core.job_codec import Region
 from decod.protocol.core.jobs import AverageKind, BaseJob
+from decod.system import anonymous_file, give_back_pages
 from decod.tasks import in_thread
 from decod.train.checkpoint.entries import BytesInFile
 from decod.train.checkpoint.places import DiskRoom, FileOperations, remove_tree
@@ -62,7 +62,7 @@ class ArenaAllocator:
 
     def __init__(self, size_bytes: int) -> None:
         size_bytes = -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.fd = _anonymous_file()
+        self.fd = anonymous_file("decod-arena")
         os.ftruncate(self.fd, size_bytes)
         self._map = mmap.mmap(self.fd, size_bytes)
         self._view = memoryview(self._map)
@@ -104,22 +104,13 @@ class ArenaAllocator:
         os.close(self.fd)
         self._view.release()
         # The file lives as long as any view, and the daemon may begin another life: free its pages.
-        with suppress(OSError):
-            self._map.madvise(mmap.MADV_REMOVE)
+        give_back_pages(self._map)
         with suppress(BufferError):
             self._map.close()
 
 
 def _aligned(size_bytes: int) -> int:
     return max(ALIGNMENT_BYTES, -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("decod-arena")
-    fd, path = tempfile.mkstemp(prefix="decod-arena-")
-    os.unlink(path)
-    return fd
 
 
 # Files for large states on their way into and out of the compute process, so that they take no

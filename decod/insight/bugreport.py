@@ -14,7 +14,6 @@ import re
 import resource
 import shutil
 import socket
-import struct
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,12 +25,12 @@ from typing import Any
 import psutil
 
 from decod import __version__
-from decod.daemon.control import SOCKET_NAME
-from decod.daemon.node_folder import is_in_use, nearest_folder
-from decod.errors import DISTRIBUTION, HardwareError
+from decod.daemon.node_folder import is_in_use, nearest_folder, user_of
+from decod.errors import HardwareError
 from decod.files import read_beginning, read_end, replace_durably
 from decod.host_limits import num_processors
 from decod.insight.redaction import Redactor, lines_of_keys
+from decod.installation import DISTRIBUTION
 from decod.journal.journal_file import FOLDER, NUM_FILES, JournalFile
 from decod.journal.logs import NUM_OLD_LOGS
 from decod.texts import why_of
@@ -254,7 +253,10 @@ def configuration(state_dir: Path, environment: dict[str, str]) -> dict[str, Any
         environment: The variables that set options.
     """
     process = _daemon_of(state_dir)
-    command = _command_of(process) if process is not None else None
+    command = None
+    if process is not None:
+        with suppress(psutil.Error):
+            command = process.cmdline()
     return {
         "state_dir": str(state_dir),
         "in_use": is_in_use(state_dir),
@@ -264,31 +266,23 @@ def configuration(state_dir: Path, environment: dict[str, str]) -> dict[str, Any
     }
 
 
-def _daemon_of(state_dir: Path) -> Path | None:
-    """Return the kernel's folder of the daemon that listens in a state folder, if one does."""
-    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_PID_TIMEOUT_S)
-        connection.connect(str(state_dir / SOCKET_NAME))
-        size = struct.calcsize("3i")
-        peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return Path(f"/proc/{struct.unpack('3i', peer)[0]}")
-    return None
+def _daemon_of(state_dir: Path) -> psutil.Process | None:
+    """Return the daemon that uses a state folder, if one does."""
+    pid = user_of(state_dir)
+    if pid is None:
+        return None
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
 
 
-def _command_of(process: Path) -> list[str] | None:
-    with suppress(OSError):
-        # The kernel gives such a file no size.
-        text = (process / "cmdline").read_bytes()[:_TEXT_MAX_BYTES].decode(errors="replace")
-        return text.rstrip("\0").split("\0")
-    return None
-
-
-def _run_file_of(process: Path, command: list[str] | None) -> str | None:
+def _run_file_of(process: psutil.Process, command: list[str] | None) -> str | None:
     """Return the text of the run file that a leader was started with."""
     named = [word for word in command or () if word.endswith(".toml")]
     for name in named[:1]:
-        with suppress(OSError):
-            path = process / "cwd" / name
+        with suppress(OSError, psutil.Error):
+            path = Path(process.cwd()) / name
             return read_beginning(path, _TEXT_MAX_BYTES).decode(errors="replace")
     return None
 

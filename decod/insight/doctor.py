@@ -35,12 +35,13 @@ from decod.insight.host_checks import (
     check_device,
     check_disk,
     check_driver,
+    check_system,
     check_versions,
-    clock_synchronised,
     disk_needs_bytes,
     failed_by,
     fine,
     read_driver,
+    read_system,
     releases_of,
     tried_device,
     try_disk,
@@ -66,6 +67,7 @@ from decod.insight.network_checks import (
 from decod.net.address import split_address
 from decod.net.interfaces import own_addresses
 from decod.net.join_string import JoinString
+from decod.system import clock_synchronised
 
 Tell = Callable[[Diagnosis], None]
 
@@ -89,6 +91,7 @@ async def examine(patient: Patient, tell: Tell) -> None:
     config = patient.config
     node, in_use = find_node(config.state_dir), is_in_use(config.state_dir)
     tell(check_node(node, in_use=in_use))
+    tell(check_system(read_system()))
     await _examine_device(config, node, tell)
     target = await _examine_names(patient, node, tell)
     tell(check_mtu(way_to(target)))

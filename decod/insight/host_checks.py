@@ -4,11 +4,11 @@ Each is a pure function of facts, which the kernel, the disk and the compute pro
 result of a check is a `Diagnosis`: a level, what was found, and the remedy if that is not well.
 """
 
-import ctypes
 import importlib.metadata
 import platform
 import re
 import shutil
+import subprocess
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ from decod.config.node_config import NodeConfig
 from decod.daemon.device_owner import try_device
 from decod.daemon.node_folder import nearest_folder
 from decod.daemon.run_facts import TOLERANCE_S
-from decod.errors import DecodError, install_hint
+from decod.errors import DecodError
 from decod.exit_codes import ExitCode
 from decod.files import read_beginning
+from decod.installation import install_hint
 from decod.journal.logs import LOG_SIZE_MAX_BYTES, NUM_OLD_LOGS
 from decod.membership.certificates import CLOCK_TOLERANCE_S
 from decod.run.run_config import RunConfig
@@ -168,6 +169,41 @@ class Clock:
     """Address of that node."""
     synchronised: bool | None = None
     """Whether a time service keeps it, as the kernel says. None: the kernel does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatingSystem:
+    """The system on which decod runs."""
+
+    name: str
+    """`Linux` or `Darwin`, say."""
+    release: str
+    """Of its kernel."""
+    wsl_networking: str = ""
+    """How Windows shares its network with WSL2: `nat`, `mirrored`, or empty if it does not say."""
+
+
+def check_system(system: OperatingSystem) -> Diagnosis:
+    """Check that the system is one on which decod is at home, and name the traps of others."""
+    found = f"{system.name} {system.release}"
+    if system.name == "Darwin":
+        found = f"macOS (Darwin {system.release}), on which decod has not been tried yet"
+        return doubtful("system", found, "tell how it goes (docs/install.md#macos)")
+    release = system.release.lower()
+    if "microsoft" not in release:
+        return fine("system", found)
+    if "wsl2" not in release:
+        remedy = "change it with `wsl --set-version DISTRIBUTION 2` in PowerShell"
+        return doubtful("system", f"{found}: WSL 1, in which no GPU computes", remedy)
+    networking = system.wsl_networking or "unknown"
+    found = f"WSL2 on Windows ({system.release}), networking {networking}"
+    if networking == "mirrored":
+        return fine("system", f"{found}. Windows must not sleep while the node trains")
+    return doubtful(
+        "system",
+        f"{found}: other members can't dial this node",
+        "set networkingMode=mirrored, if it shall be dialled (docs/install.md#windows-with-wsl2)",
+    )
 
 
 def check_versions(releases: Releases, driver: Driver) -> Diagnosis:
@@ -363,6 +399,24 @@ def _maker_of_card(device: Path) -> str:
     return vendor if kind.startswith(_DISPLAY_CLASS) else ""
 
 
+_WSLINFO_TIMEOUT_S = 5.0
+
+
+def read_system() -> OperatingSystem:
+    """Return the system on which this process runs."""
+    networking = ""
+    program = shutil.which("wslinfo")
+    if program is not None:
+        with suppress(OSError, subprocess.SubprocessError):
+            command = [program, "--networking-mode", "-n"]
+            told = subprocess.run(  # noqa: S603 - a fixed program of Windows.
+                command, capture_output=True, text=True, check=True, timeout=_WSLINFO_TIMEOUT_S
+            )
+            networking = told.stdout.strip()[:16]
+    name, release = platform.system(), platform.release()
+    return OperatingSystem(name=name, release=release, wsl_networking=networking)
+
+
 async def tried_device(config: NodeConfig) -> TriedDevice:
     """Start a compute process, which tries the device of `config`, and end it.
 
@@ -394,18 +448,3 @@ def try_disk(folder: Path) -> TriedFolder:
     except OSError as error:
         problem = why_of(error)
     return TriedFolder(folder=folder, free_bytes=shutil.disk_usage(existing).free, problem=problem)
-
-
-_TIMEX_SIZE_BYTES = 512
-"""At least that of `struct timex` on any architecture. Zeroes ask, and change nothing."""
-_TIME_ERROR = 5
-"""What adjtimex returns if nothing keeps the clock. From the kernel's timex.h."""
-
-
-def clock_synchronised() -> bool | None:
-    """Return whether a time service keeps the clock; None if the kernel does not say."""
-    try:
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_SIZE_BYTES))
-    except (OSError, AttributeError):
-        return None
-    return None if state < 0 else state != _TIME_ERROR

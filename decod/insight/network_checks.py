@@ -9,16 +9,17 @@ import errno
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import psutil
 
 from decod.daemon.reachability import reach_advice
-from decod.errors import install_hint
 from decod.exit_codes import ExitCode
 from decod.insight.host_checks import Diagnosis, doubtful, failed, fine
+from decod.installation import install_hint
 from decod.net.address import join_address, split_address
+from decod.system import path_mtu_bytes
 from decod.tasks import in_thread
 from decod.texts import why_of
 
@@ -301,10 +302,6 @@ _SOMEWHERE = "192.0.2.1"
 _PORT = 9
 _ABSENT = (socket.EAI_NONAME, socket.EAI_NODATA)
 
-# From the kernel's in.h and in6.h. Python has no names for them.
-_IP_MTU = 14
-_IPV6_MTU = 24
-
 
 async def resolve(names: Sequence[str]) -> tuple[ResolvedName, ...]:
     """Return what the system's resolver says about names, in their order."""
@@ -346,12 +343,7 @@ def way_to(target: str | None) -> WayOut | None:
             address = str(probe.getsockname()[0])
         except OSError:
             return None
-        path_mtu_bytes = None
-        with suppress(OSError):
-            level, option = (
-                (socket.IPPROTO_IPV6, _IPV6_MTU) if six else (socket.IPPROTO_IP, _IP_MTU)
-            )
-            path_mtu_bytes = probe.getsockopt(level, option)
+        mtu_bytes = path_mtu_bytes(probe)
     interface = _interface_of(address)
     stats = psutil.net_if_stats().get(interface or "")
     if interface is None or stats is None:
@@ -360,7 +352,7 @@ def way_to(target: str | None) -> WayOut | None:
         target=target,
         interface=interface,
         mtu_bytes=stats.mtu,
-        path_mtu_bytes=path_mtu_bytes,
+        path_mtu_bytes=mtu_bytes,
     )
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from decod.errors import ConfigError, install_hint
+from decod.errors import ConfigError
 from decod.insight.analysis_report import RunReport, Selection
+from decod.installation import install_hint
 from decod.journal.records import HostRow, RoundRow
 from decod.texts import why_of
 

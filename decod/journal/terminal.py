@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from decod.system import opened_again
+
 WAITING_MAX_BYTES = 64 * 1024
-_PIECE_BYTES = 4096
+_PIECE_BYTES = select.PIPE_BUF
 """A pipe that is ready takes this much without blocking."""
 _COLUMNS = 80
 _ERASE = b"\r\x1b[K"
@@ -116,9 +118,9 @@ def _never_waiting(descriptor: int) -> int:
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            return os.open(f"/proc/self/fd/{descriptor}", flags)
+            return opened_again(descriptor, flags)
         except OSError:
-            # Opening is not permitted, or the pipe has lost its reader.
+            # Opening is not permitted, or not possible, or the pipe has lost its reader.
             return descriptor
     return descriptor
 

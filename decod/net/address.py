@@ -8,7 +8,7 @@ from decod.errors import NetworkError
 Address = tuple[str, int]
 """Host and port, as sockets take them."""
 
-LOCAL = "unix-abstract:"
+LOCAL = "unix:"
 """The beginning of the address of a local socket that leads to a node which nobody can dial."""
 
 _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")

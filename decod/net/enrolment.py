@@ -3,7 +3,6 @@ tokens between data nodes. Both sides of each are here.
 """
 
 import asyncio
-import os
 import re
 import ssl
 from collections.abc import Callable
@@ -46,6 +45,7 @@ from decod.net.door import Context, caller_in, ip_of, require_caller
 from decod.net.net_limits import LIMITS, Limits
 from decod.protocol.core.view import Role
 from decod.run.protocol_config import PROTOCOL_VERSION
+from decod.system import secret_file
 from decod.wire import codec, validate
 from decod.wire.v1 import enroll_pb2, state_pb2
 
@@ -91,12 +91,8 @@ def _context(shown: TlsIdentity) -> ssl.SSLContext:
     # gRPC refuses whoever does not ask for HTTP/2.
     context.set_alpn_protocols(["h2"])
     # It loads keys from files only. This one is in memory, and nobody else can open it.
-    descriptor = os.memfd_create("decod-certificate")
-    try:
-        os.write(descriptor, shown.key + shown.chain)
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
+    with secret_file(shown.key + shown.chain) as path:
+        context.load_cert_chain(path)
     return context
 
 

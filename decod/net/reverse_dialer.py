@@ -7,10 +7,7 @@ client and ends at the member, whose certificate proves who it is.
 """
 
 import asyncio
-import os
-import secrets
 import socket
-import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -22,6 +19,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
+from decod.memory_files import new_local_socket, remove_local_socket
 from decod.net import channel
 from decod.net.address import LOCAL
 from decod.net.net_limits import LIMITS, Limits
@@ -90,14 +88,12 @@ class ReverseDialer:
     def address_of(self, node: NodeId) -> str:
         """Return the address at which the client of this node dials a member."""
         if node not in self._sockets:
-            name = f"decod-{os.getpid()}-{secrets.token_hex(8)}"
-            opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            opened, path = new_local_socket()
             opened.settimeout(0.0)
-            opened.bind(f"\0{name}")
             opened.listen(_BACKLOG)
             listening = self._tasks.start(self._listen(node, opened))
-            listening.add_done_callback(lambda _: opened.close())
-            self._sockets[node] = (f"{LOCAL}{name}", listening)
+            listening.add_done_callback(lambda _: remove_local_socket(opened, path))
+            self._sockets[node] = (f"{LOCAL}{path}", listening)
         return self._sockets[node][0]
 
     def goes_round(self, node: NodeId) -> bool:
@@ -130,10 +126,7 @@ class ReverseDialer:
         loop = asyncio.get_running_loop()
         while True:
             accepted, _ = await loop.sock_accept(opened)
-            if _is_own(accepted):
-                self._tasks.start(self._connect(node, accepted))
-            else:
-                accepted.close()
+            self._tasks.start(self._connect(node, accepted))
 
     async def _connect(self, node: NodeId, accepted: socket.socket) -> None:
         """Join a connection of the client to one of the member, for as long as both last."""
@@ -247,12 +240,3 @@ class _Handshake:
 
     async def close(self) -> None:
         await self._pipe.close()
-
-
-def _is_own(connection: socket.socket) -> bool:
-    """Return whether a local connection comes from this process."""
-    with suppress(OSError):
-        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid: int = struct.unpack("3i", told)[0]
-        return pid == os.getpid()
-    return False

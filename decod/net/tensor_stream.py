@@ -183,7 +183,7 @@ async def connected(address: str, limits: Limits) -> socket.socket:
     loop = asyncio.get_running_loop()
     ways = list[tuple[socket.AddressFamily, Any]]()
     if address.startswith(LOCAL):
-        ways.append((socket.AF_UNIX, "\0" + address.removeprefix(LOCAL)))
+        ways.append((socket.AF_UNIX, address.removeprefix(LOCAL)))
     else:
         host, port = split_address(address)
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

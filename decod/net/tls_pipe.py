@@ -6,17 +6,14 @@ wake the loop for each. While much is still to come, a reader therefore lets byt
 """
 
 import asyncio
-import os
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TypeVar
 
 from decod.membership.certificates import TlsIdentity
+from decod.system import secret_file
 
 T = TypeVar("T")
 
@@ -58,26 +55,9 @@ def _context(protocol: int, shown: TlsIdentity) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=shown.anchors.decode())
-    with _as_file(shown.key + shown.chain) as path:
+    with secret_file(shown.key + shown.chain) as path:
         context.load_cert_chain(path)
     return context
-
-
-@contextmanager
-def _as_file(text: bytes) -> Iterator[str | Path]:
-    """Lend a file with a secret: `ssl` reads keys only from files."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("decod-key")
-        try:
-            os.write(descriptor, text)
-            yield f"/proc/self/fd/{descriptor}"
-        finally:
-            os.close(descriptor)
-        return
-    with NamedTemporaryFile() as file:
-        file.write(text)
-        file.flush()
-        yield file.name
 
 
 class TlsPipe:

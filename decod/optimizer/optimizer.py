@@ -17,7 +17,7 @@ from decod.optimizer.seen import SeenSamples
 from decod.optimizer.session import FollowingSession, LoopTiming, RunSession
 from decod.optimizer.settings import Settings, checked_batch_size, read_join
 from decod.optimizer.training import Training
-from decod.process import keep_freed_memory
+from decod.system import keep_freed_memory
 
 _OWN = str(Path(__file__).parents[1])
 _BUGS = "E-INT-"

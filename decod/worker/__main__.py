@@ -5,7 +5,7 @@ The node process starts it with an inherited socket and memory file. Nobody type
 
 from collections.abc import Sequence
 
-from decod.process import die_with_parent
+from decod.system import die_with_parent
 from decod.worker.job_methods import JobRunner
 from decod.worker.runner import end_at_once, serve_inherited
 

@@ -19,7 +19,6 @@ from decod.data.block import Block
 from decod.devices import CPU, device_named, ran_out
 from decod.errors import TrainingError
 from decod.ids import MicrobatchId
-from decod.process import give_back_memory
 from decod.protocol.core import jobs
 from decod.protocol.core.fingerprints import ERROR_MAX
 from decod.protocol.core.job_codec import Region, Request, runs
@@ -32,6 +31,7 @@ from decod.protocol.core.jobs import (
     SetThreads,
     SpreadStage,
 )
+from decod.system import give_back_memory
 from decod.train.checkpoint.description import description_text, entry_json, parse_description
 from decod.train.exchange import Exchange
 from decod.train.executor import Sources, StageExecutor

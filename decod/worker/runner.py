@@ -28,7 +28,7 @@ from decod.clocks import Purpose, Stopwatch
 from decod.data.block import BlockError
 from decod.devices import first_accelerator, is_lost, ran_out, shortened
 from decod.errors import OUT_OF_MEMORY, DecodError, HardwareError, TrainingError
-from decod.process import LEAVE_SIGNALS, keep_freed_memory
+from decod.process import LEAVE_SIGNALS
 from decod.protocol.core.job_codec import (
     FormError,
     Region,
@@ -40,6 +40,7 @@ from decod.protocol.core.job_codec import (
     runs,
 )
 from decod.protocol.core.jobs import BaseJob, DoNothing, Gather, Nothing, Reduce, Squared
+from decod.system import keep_freed_memory
 from decod.train.copies import Departure
 from decod.train.exchange import Exchange, Place, reduce_leniently
 from decod.train.standing_out import standing_out

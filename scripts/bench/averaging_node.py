@@ -38,7 +38,7 @@ from decod.membership.identity import HostKey, identity_of
 from decod.membership.papers import TERMS, Membership
 from decod.membership.registrar import founder_papers
 from decod.net.server import PeerServer
-from decod.process import keep_freed_memory, keep_pauses_short
+from decod.process import keep_pauses_short
 from decod.protocol.averaging.averager import Averager, Averaging, Weight, port_of
 from decod.protocol.core import events as ev
 from decod.protocol.core.context import Context, RunFacts
@@ -53,6 +53,7 @@ from decod.run.model_config import ModelConfig
 from decod.run.run_config import RunConfig
 from decod.run.stages_config import StagesConfig
 from decod.run.training_config import BatchConfig, SyncConfig, SyncMethod
+from decod.system import keep_freed_memory
 
 RUN_ID = RunId("a" * 26)
 STAGE = 1

@@ -16,6 +16,7 @@ from decod.run.protocol_config import NO_AUDITS
 from decod.run.run_config import RunConfig
 from decod.run.stages_config import StagesConfig
 from decod.run.training_config import OptimizerConfig
+from decod.system import anonymous_file
 from decod.train.executor import StageExecutor
 from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
@@ -47,7 +48,7 @@ class Relay:
 
     def __init__(self, setting: Setting, run: RunConfig, device: str | None = None) -> None:
         self.setting, self.run = setting, run
-        self._descriptor = os.memfd_create("gpu-check")
+        self._descriptor = anonymous_file("gpu-check")
         self.runner = JobRunner(Arena(self._descriptor))
         self._num_jobs = 0
         self.seconds = 0.0

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decod.system import anonymous_file
+
 DEADLINE_S = 30.0
 
 Fields = dict[str, Any]
@@ -43,7 +45,7 @@ class FakeNode:
     def connect(self) -> tuple[socket.socket, None]:
         """Stand in for `start_node`."""
         self._socket, theirs = socket.socketpair()
-        self._fd = os.memfd_create("fake-arena")
+        self._fd = anonymous_file("fake-arena")
         self.thread = threading.Thread(target=self._serve, daemon=True)
         self.thread.start()
         return theirs, None

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob, Configure
+from decod.system import anonymous_file
 from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
 
@@ -86,7 +87,7 @@ class Here(Jobs):
     """A compute process's jobs, run in this process."""
 
     def __init__(self) -> None:
-        self.arena_fd = os.memfd_create("arena")
+        self.arena_fd = anonymous_file("arena")
         os.ftruncate(self.arena_fd, 1 << 20)
         self.runner = JobRunner(Arena(self.arena_fd))
 
@@ -116,7 +117,7 @@ class Node(Jobs):
     def __init__(self, **variables: str) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(DEADLINE_S)
-        self.arena_fd = os.memfd_create("arena")
+        self.arena_fd = anonymous_file("arena")
         os.ftruncate(self.arena_fd, 1 << 20)
         arguments = ["--socket-fd", str(theirs.fileno()), "--arena-fd", str(self.arena_fd)]
         self.process = subprocess.Popen(

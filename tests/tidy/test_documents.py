@@ -13,8 +13,9 @@ from grpc_tools import protoc
 
 from decod.cli.main import COMMANDS, cli
 from decod.config.run_file import render_run_file
-from decod.errors import DISTRIBUTION, DecodError
+from decod.errors import DecodError
 from decod.exit_codes import MEANINGS, ExitCode
+from decod.installation import DISTRIBUTION
 from tests.support.machines import PROTOCOL, core_files, machine_files, machines_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,7 +201,7 @@ def test_nothing_advises_to_install_decod_from_an_index() -> None:
 def test_the_package_has_the_name_that_its_code_looks_up() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["name"] == DISTRIBUTION != "decod"
-    assert list(project["scripts"]) == ["decod"]
+    assert list(project["scripts"]) == ["decod", DISTRIBUTION]
 
 
 def test_links_to_files_in_the_documents_lead_somewhere() -> None:

@@ -120,14 +120,14 @@ def test_a_file_that_does_not_fit_in_shared_memory_goes_to_a_folder_on_disk(
     memory.mkdir()
     disk.mkdir()
     only_these(monkeypatch, memory, disk)
-    fallocate = os.posix_fallocate
+    take_room = memory_files.take_room
 
-    def full(descriptor: int, offset: int, size: int) -> None:
+    def full(descriptor: int, size: int) -> None:
         if Path(os.readlink(f"/proc/self/fd/{descriptor}")).parent == memory:
             raise OSError(errno.ENOSPC, "No space left on device")
-        fallocate(descriptor, offset, size)
+        take_room(descriptor, size)
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(memory_files, "take_room", full)
     descriptor, path = new_memory_file(1000)
     os.close(descriptor)
     assert path.parent == disk

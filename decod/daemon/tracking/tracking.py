@@ -19,7 +19,8 @@ from typing import Any
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.run_facts import RunPart
-from decod.errors import ConfigError, install_hint
+from decod.errors import ConfigError
+from decod.installation import install_hint
 from decod.tasks import cancelled
 from decod.texts import clean_text, why_of
 

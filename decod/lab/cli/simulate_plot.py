@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from decod.errors import ConfigError, install_hint
+from decod.errors import ConfigError
+from decod.installation import install_hint
 from decod.paths import absolute_path
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from decod.errors import ConfigError, install_hint
+from decod.errors import ConfigError
 from decod.ids import NodeId
+from decod.installation import install_hint
 from decod.planner.graph import FlowGraph, Link, Objective, Route, broken_rules
 
 _SCALE = 1000.0

@@ -25,8 +25,9 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from decod.errors import CheckpointError, ConfigError, DataError, DecodError, install_hint
+from decod.errors import CheckpointError, ConfigError, DataError, DecodError
 from decod.files import open_ordinary, read_at
+from decod.installation import install_hint
 from decod.objects import file_system, is_url, shown
 from decod.texts import clip, why_of
 from decod.train.checkpoint.description import Description

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from threading import Thread
 from typing import NoReturn
 
-from decod.process import die_with_parent
+from decod.system import die_with_parent
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -9,7 +9,6 @@ Legend: P parameters of a stage.
 """
 
 import os
-import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from decod.devices import CPU, device_named
 from decod.ids import MicrobatchId
 from decod.limits import COUNT_MAX, within
 from decod.protocol.core.jobs import BaseJob, Positive
+from decod.system import LOOPBACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,6 @@ class SettleSum(BaseJob):
 _TIMEOUT = timedelta(hours=1)
 """Longer than any collective takes. A rank that ends or hangs ends the others earlier."""
 
-_LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
 
 def join_group(file: Path, rank: int, num_ranks: int, device: str) -> None:
     """Join the ranks of this host, and wait until all have joined.
@@ -105,7 +103,7 @@ def join_group(file: Path, rank: int, num_ranks: int, device: str) -> None:
         device: Of this process, as torch calls it.
     """
     for library in ("GLOO", "NCCL"):
-        os.environ[f"{library}_SOCKET_IFNAME"] = _LOOPBACK
+        os.environ[f"{library}_SOCKET_IFNAME"] = LOOPBACK
     own = device_named(device)
     dist.init_process_group(
         own.collectives,

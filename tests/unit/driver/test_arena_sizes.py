@@ -15,6 +15,7 @@ from decod.protocol.core import jobs
 from decod.protocol.core.fingerprints import SEED_BYTES, SKETCH_BYTES
 from decod.protocol.core.job_codec import FormError, fields_of, kind_of, parsed
 from decod.protocol.core.jobs import AverageKind
+from decod.system import anonymous_file
 from decod.worker.averaging import AverageRunner
 from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
@@ -132,7 +133,7 @@ def test_no_two_jobs_have_the_same_name() -> None:
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_a_request_is_well_formed_for_the_compute_process(job: jobs.Job) -> None:
     """It gets as far as the missing configuration: nothing else was wrong with it."""
-    descriptor = os.memfd_create("arena")
+    descriptor = anonymous_file("arena")
     os.ftruncate(descriptor, 4096)
     outputs = [{"offset": 0, "num_bytes": n} for n in output_bytes(job, SIZES)]
     inputs = [{"offset": 0, "num_bytes": 100}] * (type(job) in WITH_INPUT)

@@ -7,6 +7,7 @@ import os
 import tarfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -78,10 +79,9 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(command, "_home", lambda: "/home/alice")
     monkeypatch.setattr(facts, "own_hosts", lambda: ["alices-box"])
     (tmp_path / "run.toml").write_text(f"# {TEXT}\nname = 'test'\n")
-    process = tmp_path / "process"
-    process.mkdir()
-    (process / "cwd").symlink_to(tmp_path)
-    (process / "cmdline").write_text(f"decod\0leader\0run.toml\0--join\0{TEXT}\0")
+    process = Mock(
+        cmdline=lambda: ["decod", "leader", "run.toml", "--join", TEXT], cwd=lambda: str(tmp_path)
+    )
     monkeypatch.setattr(facts, "_daemon_of", lambda _: process)
     monkeypatch.setenv("DECOD_JOIN_FILE", HOME_FILE)
     monkeypatch.setenv("DECOD_ADVERTISE", "vpn.secret-lab.example")

@@ -13,6 +13,7 @@ from decod.insight.host_checks import (
     Diagnosis,
     Driver,
     Level,
+    OperatingSystem,
     Releases,
     TriedDevice,
     TriedFolder,
@@ -20,6 +21,7 @@ from decod.insight.host_checks import (
     check_device,
     check_disk,
     check_driver,
+    check_system,
     check_versions,
     disk_needs_bytes,
 )
@@ -49,6 +51,37 @@ def assert_told(told: Diagnosis, level: Level, *texts: str) -> None:
     assert told.level is level, told
     for text in texts:
         assert text in f"{told.found}. Try: {told.remedy}", told
+
+
+# --- the system -----------------------------------------------------------------------------------
+
+
+def test_linux_needs_nothing() -> None:
+    told = check_system(OperatingSystem(name="Linux", release="6.1.0-18-amd64"))
+    assert_told(told, Level.OK, "Linux 6.1.0-18-amd64")
+
+
+@pytest.mark.parametrize(
+    ("networking", "level", "text"),
+    [
+        ("nat", Level.WARN, "networkingMode=mirrored"),
+        ("", Level.WARN, "networking unknown"),
+        ("mirrored", Level.OK, "must not sleep"),
+    ],
+)
+def test_wsl_is_recognised_and_its_traps_are_named(
+    networking: str, level: Level, text: str
+) -> None:
+    release = "5.15.167.4-microsoft-standard-WSL2"
+    found = OperatingSystem(name="Linux", release=release, wsl_networking=networking)
+    assert_told(check_system(found), level, text)
+
+
+def test_the_first_wsl_and_a_mac_are_told() -> None:
+    first = OperatingSystem(name="Linux", release="4.4.0-19041-Microsoft")
+    assert_told(check_system(first), Level.WARN, "no GPU computes", "--set-version")
+    mac = OperatingSystem(name="Darwin", release="24.1.0")
+    assert_told(check_system(mac), Level.WARN, "not been tried yet", "docs/install.md#macos")
 
 
 # --- releases -------------------------------------------------------------------------------------

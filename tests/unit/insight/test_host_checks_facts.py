@@ -10,8 +10,9 @@ import pytest
 
 from decod.daemon.node_folder import nearest_folder
 from decod.insight.doctor_asking import node_of
-from decod.insight.host_checks import Driver, clock_synchronised, read_driver, releases_of, try_disk
+from decod.insight.host_checks import Driver, read_driver, releases_of, try_disk
 from decod.insight.network_checks import held_port, is_address, resolve, way_to
+from decod.system import clock_synchronised
 
 VERSION = """NVRM version: NVIDIA UNIX{kind}  550.54.15  Tue Mar  5 22:23:56 UTC 2024
 GCC version:  gcc version 12.3.0

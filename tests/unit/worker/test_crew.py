@@ -22,6 +22,7 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.fingerprints import Sketch, error_of
 from decod.protocol.core.jobs import Configure, SetRecompute, SetThreads, SpreadStage
+from decod.system import IS_LINUX
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.passes import ActivationCodec
 from decod.train.standing_out import sketch_of
@@ -495,6 +496,8 @@ def ended(*ranks: psutil.Process) -> None:
 
 @pytest.mark.parametrize("is_stopped", first_of([True, False]))
 def test_no_rank_outlives_the_first(is_stopped: bool) -> None:
+    if is_stopped and not IS_LINUX:
+        pytest.skip("elsewhere than on Linux, a stopped process ends once it goes on")
     with closing(Node()) as node:
         node.configure(CONFIGURE, device="cpu,cpu,cpu")
         ranks = ranks_of(node)

@@ -7,6 +7,7 @@ import torch
 
 from decod.devices import device_named
 from decod.protocol.core.job_codec import Region
+from decod.system import anonymous_file
 from decod.worker.device import Arena, PinnedPrefix, pinned_prefix
 from tests.support.devices import ACCELERATOR
 
@@ -68,7 +69,7 @@ def test_a_driver_that_refuses_is_not_asked_again(caplog: pytest.LogCaptureFixtu
 
 
 def test_the_arena_pins_what_is_named() -> None:
-    descriptor = os.memfd_create("arena")
+    descriptor = anonymous_file("arena")
     try:
         os.ftruncate(descriptor, 4 * MIB)
         driver, arena = Driver(), Arena(descriptor)
@@ -85,7 +86,7 @@ def test_the_arena_pins_what_is_named() -> None:
 @pytest.mark.gpu
 def test_a_device_copies_from_the_arena() -> None:
     """CUDA pins it. Other devices copy by way of their driver's buffers."""
-    descriptor = os.memfd_create("arena")
+    descriptor = anonymous_file("arena")
     try:
         os.ftruncate(descriptor, 4 * MIB)
         arena = Arena(descriptor)

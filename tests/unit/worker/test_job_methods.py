@@ -17,6 +17,7 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.job_codec import fields_of, kind_of, parsed
 from decod.protocol.core.jobs import BaseJob, Configure, GiveBlock
+from decod.system import anonymous_file
 from decod.worker import configure
 from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
@@ -36,7 +37,7 @@ class DataNode:
         text, self.corpus = folder / "text.txt", folder / "corpus"
         text.write_text("the quick brown fox jumps over the lazy dog. " * 50)
         prepare(self.corpus, [text], PrepareConfig())
-        self.arena = os.memfd_create("arena")
+        self.arena = anonymous_file("arena")
         os.ftruncate(self.arena, 4 * mmap.PAGESIZE)
         self.runner = JobRunner(Arena(self.arena))
         settings = {

@@ -14,6 +14,7 @@ from decod.host_limits import host_free_bytes
 from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.jobs import DoNothing
+from decod.system import anonymous_file
 from decod.worker.device import Arena
 from decod.worker.job_methods import JobRunner
 from tests.support.raw_compute import Node
@@ -101,7 +102,7 @@ def _limit(node: Node, num_bytes: int) -> None:
 def test_what_a_failed_job_has_made_is_free_when_the_next_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    descriptor = os.memfd_create("arena")
+    descriptor = anonymous_file("arena")
     runner = JobRunner(Arena(descriptor))
     freed: list[str] = []
 
