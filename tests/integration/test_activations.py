@@ -75,6 +75,7 @@ def test_what_is_sent_again_after_a_loss_is_what_was_sent_first(
         assert not leader.events("iteration.aborted")
 
 
+@pytest.mark.slow
 def test_what_is_rounded_at_random_is_rounded_alike_after_a_loss(
     tmp_path: Path, corpus: Path
 ) -> None:

@@ -27,6 +27,7 @@ def num_credited(daemon: Daemon) -> int:
     return int(told(daemon, "credit")["total"]["num_microbatches"])
 
 
+@pytest.mark.slow
 def test_a_killed_relay_keeps_its_credit_and_its_records_say_what_they_know(
     tmp_path: Path, corpus: Path
 ) -> None:

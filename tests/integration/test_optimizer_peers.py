@@ -255,6 +255,7 @@ def start_python(text: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_newcomer_whose_only_donor_dies_says_that_nobody_has_the_state(tmp_path: Path) -> None:
     """It does not train on from its own weights. Whoever is gone when it begins is named, too."""

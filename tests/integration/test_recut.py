@@ -14,7 +14,6 @@ import pytest
 from decod.run.run_config import RunConfig
 from tests.support.cluster import DECOD, Cluster, Daemon, assert_refused, run_decod
 from tests.support.doomed import OF_RECUT
-from tests.support.quick import first_of
 from tests.support.runs import loss_error, make_run, reference, weight_error
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -69,7 +68,8 @@ def test_a_model_is_cut_anew_while_it_trains(tmp_path: Path, corpus: Path) -> No
         check(cluster, leader, run, corpus)
 
 
-@pytest.mark.parametrize("moment", first_of(reversed(OF_RECUT)))
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", reversed(OF_RECUT))
 def test_a_relay_is_killed_meanwhile(moment: str, tmp_path: Path, corpus: Path) -> None:
     run = make_run(num_iterations=NUM_ITERATIONS)
     program = (sys.executable, "-u", "-m", "tests.support.doomed", "kill", moment, str(FIRST))
@@ -102,6 +102,7 @@ def test_a_run_begins_with_fewer_volunteers_than_it_has_stages(
         check(cluster, leader, run, corpus)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_with_fewer_volunteers(tmp_path: Path, corpus: Path) -> None:
     run = make_run(num_iterations=NUM_ITERATIONS, min_nodes_per_stage=1)
     with Cluster(tmp_path / "before", run, corpus) as before:
