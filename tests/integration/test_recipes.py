@@ -33,7 +33,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
-    path.stem: path.read_text("utf-8") for path in sorted((ROOT / "docs/recipes").glob("*.md"))
+    path.stem: path.read_text("utf-8")
+    for path in (*sorted((ROOT / "docs/recipes").glob("*.md")), ROOT / "docs/agent.md")
 }
 
 SUBSTITUTIONS = (
@@ -118,6 +119,7 @@ def join_file(host: str) -> str:
 BEFORE = {
     "two-gpus-at-home": LEADER + join_file("home") + join_file("work"),
     "only-at-night": LEADER + join_file("you"),
+    "agent": LEADER + join_file("agent"),
     "move-a-run": LEADER.replace("at organiser", "at old"),
 }
 """What has happened before a recipe begins."""
@@ -126,6 +128,7 @@ SHARED_FILES = {"spot-instances": ("leader/join.txt", ("server-a", "server-b", "
 """Files that a recipe tells its reader to copy in words: where from, and to which hosts."""
 
 SEEN = {
+    "agent": r"left the run",
     "class-of-laptops": r"run class +(training|aggregating)",
     "fine-tune": r"iteration \d+ is in \S+/tuned",
     "move-a-run": r"resuming after iteration \d+, loss",
@@ -139,7 +142,7 @@ SEEN = {
 }
 """What a recipe's commands and nodes must have shown."""
 
-QUICK = ("class-of-laptops",)
+QUICK = ("agent", "class-of-laptops")
 """Recipes that are played in every run of the tests. Others take longer, or show less."""
 
 
@@ -218,7 +221,14 @@ def played(name: str) -> Any:
     return pytest.param(name, id=", ".join(parts), marks=marks)
 
 
-@pytest.mark.parametrize("name", [played(name) for name in PAGES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        played(name)
+        for name, page in PAGES.items()
+        if any(block.kind is Kind.RUN for block in blocks_of(page))
+    ],
+)
 def test_a_recipe_works(name: str, tmp_path: Path) -> None:
     blocks = [*blocks_of(BEFORE.get(name, "")), *blocks_of(PAGES[name])]
     adapt: Callable[[str], str] = partial(adapted, page_port=free_port())
