@@ -14,7 +14,9 @@ from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete
+from typing_extensions import override
 
+from decod.cli import launchd
 from decod.cli.join_command import join
 from decod.cli.leader_command import leader
 from decod.cli.node_options import join_string_of, node_config
@@ -51,7 +53,8 @@ def service() -> None:
       decod service stop
 
     This takes systemd. A node of the whole system starts with the machine; one of a user, when that
-    user logs in, or with the machine if the user may linger.
+    user logs in, or with the machine if the user may linger. On macOS it takes launchd, which
+    starts a node when its user logs in.
     """
 
 
@@ -97,9 +100,13 @@ class Manager:
 
     of_system: bool
 
-    @classmethod
-    def chosen(cls, of_system: bool | None) -> "Manager":  # noqa: FBT001 - a flag's value.
-        return cls(os.geteuid() == 0 if of_system is None else of_system)
+    @staticmethod
+    def chosen(of_system: bool | None) -> "Manager":  # noqa: FBT001 - a flag's value.
+        if sys.platform == "darwin":
+            if of_system:
+                raise click.UsageError("on macOS a service is one of a user: leave out --system")
+            return Launchd(of_system=False)
+        return Manager(os.geteuid() == 0 if of_system is None else of_system)
 
     def unit_path(self, unit: str) -> Path:
         if self.of_system:
@@ -127,26 +134,170 @@ class Manager:
             )
         return [found] if self.of_system else [found, "--user"]
 
-    def control(self, *arguments: str) -> None:
-        """Run systemctl with these arguments. For the error see `told`."""
-        self.told(*arguments)
+    def require(self) -> None:
+        """Raise a ConfigError if the manager does not run this machine."""
+        self.program("systemctl")
 
-    def told(self, *arguments: str) -> str:
-        """Run systemctl with these arguments, and return what it writes.
+    @property
+    def runs(self) -> bool:
+        """Whether the manager runs this machine. In a container it does not, say."""
+        return booted()
 
-        Raises:
-            ServiceError: systemd refuses.
-        """
-        command = [*self.program("systemctl"), "--no-ask-password", *arguments]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if result.returncode:
-            said = " ".join((result.stderr or result.stdout).split())
-            raise ServiceError(
-                f"systemctl {' '.join(arguments)} failed",
-                why=said[:500] or f"exit code {result.returncode}",
-                fix="see `decod service logs`; a service of the machine takes root",
+    def render(self, service: Service) -> str:
+        """Return the text of a service's file."""
+        return render_unit(service, systemd_version=_systemd_version())
+
+    def state_dir(self, unit: str) -> Path | None:
+        """Return the state folder of an installed service's node."""
+        return state_dir_in(self.unit_path(unit).read_text(encoding="utf-8"))
+
+    def enable(self, unit: str, *, starts: bool) -> None:
+        """Have a service start with the machine, or at login, and perhaps now."""
+        self._control("daemon-reload")
+        self._control("enable", f"{unit}.service")
+        if not self.of_system:
+            _linger()
+        if starts:
+            # Not "start": the service may be running with an earlier unit.
+            self._control("restart", f"{unit}.service")
+
+    def start(self, unit: str) -> None:
+        """Start a service."""
+        self._control("start", f"{unit}.service")
+
+    def stop(self, unit: str) -> None:
+        """Stop a service until the machine starts again."""
+        self._control("stop", f"{unit}.service")
+
+    def disable(self, unit: str) -> None:
+        """Stop a service, and have it start no more."""
+        self._control("disable", "--now", f"{unit}.service")
+
+    def forget(self) -> None:
+        """Take note that a file has gone."""
+        self._control("daemon-reload")
+
+    def show(self, unit: str) -> bool:
+        """Say how a service is. Return whether it runs."""
+        told = self._control("show", f"{unit}.service", "--property", _SHOWN)
+        properties = dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
+        since = properties.get("StateChangeTimestamp")
+        state = f"{properties.get('ActiveState', 'unknown')} ({properties.get('SubState', '?')})"
+        click.echo(f"{unit}: {state}" + (f" since {since}" if since else ""))
+        click.echo(f"starts with the machine: {properties.get('UnitFileState', 'unknown')}")
+        if properties.get("ActiveState") == "active":
+            return True
+        result = properties.get("Result", "success")
+        why = "" if result == "success" else f", since it ended with {result}"
+        click.echo(f"it does not run{why}; see decod service logs, then decod service start")
+        return False
+
+    def log_command(self, unit: str, num_lines: int, *, follow: bool) -> list[str]:
+        """Return the command line that shows what a service's node has written."""
+        command = [*self.program("journalctl"), "-u", f"{unit}.service", "-n", str(num_lines)]
+        return [*command, "--follow" if follow else "--no-pager"]
+
+    def _control(self, *arguments: str) -> str:
+        """Run systemctl with these arguments, and return what it writes. See `_told`."""
+        return _told([*self.program("systemctl"), "--no-ask-password", *arguments], arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Launchd(Manager):
+    """The launchd of this user, on macOS."""
+
+    @override
+    def unit_path(self, unit: str) -> Path:
+        return launchd.agent_path(unit)
+
+    @override
+    def program(self, name: str = "launchctl") -> list[str]:
+        found = shutil.which(name)
+        if found is None:
+            raise ConfigError(
+                f"there is no {name}",
+                why="decod service leaves it to launchd to start and watch a node",
+                fix="put it on the PATH, or run the node in a terminal",
+                code="E-CFG-071",
             )
-        return result.stdout
+        return [found]
+
+    @override
+    def require(self) -> None:
+        self.program()
+
+    @property
+    @override
+    def runs(self) -> bool:
+        return True
+
+    @override
+    def render(self, service: Service) -> str:
+        return launchd.render_agent(service)
+
+    @override
+    def state_dir(self, unit: str) -> Path | None:
+        return launchd.state_dir_of_agent(self.unit_path(unit).read_text(encoding="utf-8"))
+
+    @override
+    def enable(self, unit: str, *, starts: bool) -> None:
+        self.disable(unit)  # It may run with an earlier file.
+        if starts:
+            self.start(unit)
+
+    @override
+    def start(self, unit: str) -> None:
+        if not launchd.is_loaded(self.program()[0], unit):
+            self._control("bootstrap", launchd.domain(), str(self.unit_path(unit)))
+
+    @override
+    def stop(self, unit: str) -> None:
+        self.disable(unit)
+
+    @override
+    def disable(self, unit: str) -> None:
+        if launchd.is_loaded(self.program()[0], unit):
+            self._control("bootout", launchd.label(unit))
+
+    @override
+    def forget(self) -> None:
+        """Do nothing: launchd reads the file when it is told to."""
+
+    @override
+    def show(self, unit: str) -> bool:
+        runs, text = False, "not loaded"
+        if launchd.is_loaded(self.program()[0], unit):
+            runs, text = launchd.state_in(self._control("print", launchd.label(unit)))
+        click.echo(f"{unit}: {text}")
+        if not runs:
+            click.echo("it does not run; see decod service logs, then decod service start")
+        return runs
+
+    @override
+    def log_command(self, unit: str, num_lines: int, *, follow: bool) -> list[str]:
+        log = launchd.log_of_agent(self.unit_path(unit).read_text(encoding="utf-8"))
+        return [*self.program("tail"), "-n", str(num_lines), *(["-F"] if follow else []), str(log)]
+
+    @override
+    def _control(self, *arguments: str) -> str:
+        return _told([*self.program(), *arguments], arguments)
+
+
+def _told(command: Sequence[str], arguments: Sequence[str]) -> str:
+    """Run a program of the service manager, and return what it writes.
+
+    Raises:
+        ServiceError: The manager refuses.
+    """
+    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if result.returncode:
+        said = " ".join((result.stderr or result.stdout).split())
+        raise ServiceError(
+            f"{Path(command[0]).name} {' '.join(arguments)} failed",
+            why=said[:500] or f"exit code {result.returncode}",
+            fix="see `decod service logs`; a service of the machine takes root",
+        )
+    return result.stdout
 
 
 def booted() -> bool:
@@ -207,11 +358,11 @@ def install(
     """
     manager = Manager.chosen(of_system)
     if not only_print:
-        manager.program("systemctl")  # Before anything is written.
+        manager.require()  # Before anything is written.
     asked = _parsed(command, manager, unit)
     user = _user_of(run_as) if manager.of_system else None
     planned = _planned(asked, unit, user)
-    text = render_unit(planned, systemd_version=_systemd_version())
+    text = manager.render(planned)
     if only_print:
         click.echo(text, nl=False)
         return
@@ -228,13 +379,7 @@ def install(
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise _unwritable(error) from error
-    manager.control("daemon-reload")
-    manager.control("enable", f"{unit}.service")
-    if not manager.of_system:
-        _linger()
-    if not no_start:
-        # Not "start": the service may be running with an earlier unit.
-        manager.control("restart", f"{unit}.service")
+    manager.enable(unit, starts=not no_start)
     click.echo(f"installed {path}" + ("" if no_start else " and started it"))
     click.echo(f"look at it with: decod status --state-dir {planned.state_dir}")
 
@@ -417,7 +562,7 @@ def start(unit: str, *, of_system: bool | None) -> None:
       decod service start
     """
     manager = _installed(of_system, unit)
-    manager.control("start", f"{unit}.service")
+    manager.start(unit)
     click.echo(f"started {unit}")
 
 
@@ -433,14 +578,14 @@ def stop(unit: str, *, of_system: bool | None) -> None:
     """
     manager = _installed(of_system, unit)
     _tell_cost(manager, unit)
-    manager.control("stop", f"{unit}.service")
+    manager.stop(unit)
     click.echo(f"stopped {unit}")
 
 
 def _tell_cost(manager: Manager, unit: str) -> None:
     """Tell what it means for the run that a service's node leaves it."""
     with suppress(OSError, ValueError):
-        folder = state_dir_in(manager.unit_path(unit).read_text(encoding="utf-8"))
+        folder = manager.state_dir(unit)
         if folder is not None:
             tell_cost(folder)
 
@@ -456,19 +601,18 @@ def uninstall(unit: str, *, of_system: bool | None) -> None:
       decod service uninstall
     """
     manager = _installed(of_system, unit)
-    # Without systemd, in a container say, there are only files to remove.
-    runs = booted()
-    if runs:
+    # Without a manager there are only files to remove.
+    if manager.runs:
         _tell_cost(manager, unit)
-        manager.control("disable", "--now", f"{unit}.service")
+        manager.disable(unit)
     try:
         manager.unit_path(unit).unlink()
         with suppress(FileNotFoundError):
             manager.join_path(unit).unlink()
     except OSError as error:
         raise _unwritable(error) from error
-    if runs:
-        manager.control("daemon-reload")
+    if manager.runs:
+        manager.forget()
     click.echo(f"removed {unit}; the node's state folder, with its identity, is where it was")
 
 
@@ -489,23 +633,9 @@ def status(unit: str, *, of_system: bool | None) -> int:
     from decod.daemon.control import ask
 
     manager = _installed(of_system, unit)
-    text = manager.unit_path(unit).read_text(encoding="utf-8")
-    properties = dict(
-        line.split("=", 1)
-        for line in manager.told("show", f"{unit}.service", "--property", _SHOWN).splitlines()
-        if "=" in line
-    )
-    runs = properties.get("ActiveState") == "active"
-    since = properties.get("StateChangeTimestamp")
-    state = f"{properties.get('ActiveState', 'unknown')} ({properties.get('SubState', '?')})"
-    click.echo(f"{unit}: {state}" + (f" since {since}" if since else ""))
-    click.echo(f"starts with the machine: {properties.get('UnitFileState', 'unknown')}")
-    if not runs:
-        result = properties.get("Result", "success")
-        why = "" if result == "success" else f", since it ended with {result}"
-        click.echo(f"it does not run{why}; see decod service logs, then decod service start")
+    if not manager.show(unit):
         return ExitCode.NOT_RUNNING
-    if (folder := state_dir_in(text)) is not None:
+    if (folder := manager.state_dir(unit)) is not None:
         try:
             answer = ask(folder, {"command": "status"}, timeout_s=ANSWER_TIMEOUT_S)
         except NotRunningError as error:
@@ -540,9 +670,8 @@ def logs(unit: str, *, of_system: bool | None, follow: bool, lines: int) -> NoRe
       decod service logs -f
     """
     manager = _installed(of_system, unit)
-    command = [*manager.program("journalctl"), "-u", f"{unit}.service", "-n", str(lines)]
-    command += ["--follow"] if follow else ["--no-pager"]
-    os.execv(command[0], command)  # noqa: S606 - journalctl, by its path.
+    command = manager.log_command(unit, lines, follow=follow)
+    os.execv(command[0], command)  # noqa: S606 - journalctl or tail, by its path.
 
 
 def _installed(of_system: bool | None, unit: str) -> Manager:  # noqa: FBT001 - a flag's value.

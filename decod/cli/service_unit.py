@@ -144,9 +144,13 @@ def state_dir_in(text: str) -> Path | None:
     return None
 
 
+def stop_timeout_s(service: Service) -> int:
+    """Return how long a node may take to leave before it is killed."""
+    return round(service.drain_timeout_s) + (_LEADER_EXTRA_S if service.leads else _EXTRA_S)
+
+
 def render_unit(service: Service, *, systemd_version: int) -> str:
     """Return the text of the unit."""
-    extra_s = _LEADER_EXTRA_S if service.leads else _EXTRA_S
     command = (service.python, "-m", "decod", *service.arguments)
     return _TEMPLATE.format(
         description=escape("leader" if service.leads else "volunteer") + f" ({service.unit})",
@@ -155,7 +159,7 @@ def render_unit(service: Service, *, systemd_version: int) -> str:
         folder=escape(str(service.folder)),
         final=" ".join(map(str, RESTARTS_NOT_AT)),
         pauses=_pauses(systemd_version),
-        stop_s=round(service.drain_timeout_s) + extra_s,
+        stop_s=stop_timeout_s(service),
         confinement=_confinement(service),
         wanted_by="multi-user.target" if service.user else "default.target",
     )
