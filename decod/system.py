@@ -94,6 +94,9 @@ def take_room(descriptor: int, size_bytes: int) -> None:
     if IS_LINUX:
         os.posix_fallocate(descriptor, 0, size_bytes)
         return
+    folder = os.fstatvfs(descriptor)
+    if size_bytes > folder.f_bavail * folder.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     piece = bytes(1 << 20)
     written = 0
     while written < size_bytes:

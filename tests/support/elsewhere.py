@@ -5,6 +5,7 @@
 Everything else about it is real. It may use a key that another process here uses.
 """
 
+import secrets
 import sys
 from pathlib import Path
 
@@ -15,9 +16,10 @@ PROGRAM = (sys.executable, "-u", "-m", "tests.support.elsewhere")
 
 def _be_alone() -> None:
     from decod.daemon.node_folder import SoleUse
+    from decod.system import HeldName
 
     def claim(self: SoleUse, _identity: HostKey, _state_dir: Path) -> None:
-        self._socket = None
+        self._name = HeldName(secrets.token_hex(8))
 
     SoleUse.__init__ = claim  # type: ignore[method-assign]
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.installation import install_hint
 from decod.planner.graph import FlowGraph, Link, Objective, Route, broken_rules
 
 _SCALE = 1000.0
@@ -271,7 +270,7 @@ def _import_solver() -> Any:
         raise ConfigError(
             "highspy is not installed",
             why="the exact routing is found by this solver",
-            fix=install_hint("lab"),
+            fix="install decod with the extra `lab`",
             code="E-CFG-060",
         ) from None
     return highspy

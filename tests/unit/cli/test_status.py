@@ -18,6 +18,7 @@ from decod.cli.status_view import NUM_NODES_SHOWN_MAX, make_console, render_stat
 from decod.daemon.control import folders_of_host
 from decod.errors import NotRunningError
 from tests.support.fake_daemon import FakeDaemon, node, status_answer
+from tests.support.systems import linux_alone
 
 
 @pytest.fixture
@@ -361,6 +362,7 @@ def test_a_newcomer_sees_why_it_waits_and_how_long() -> None:
     assert "stage 2 (why there: it lacks [b]2[/b] nodes): 31 %, 3.0 MiB/s, 13 s until" in line
 
 
+@linux_alone
 def test_without_a_daemon_in_its_folder_it_lists_those_of_this_host(
     daemon: FakeDaemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -379,6 +381,7 @@ def test_without_a_daemon_in_its_folder_it_lists_those_of_this_host(
     assert capsys.readouterr().out == ""
 
 
+@linux_alone
 def test_the_systems_list_names_the_folders_of_daemons(tmp_path: Path) -> None:
     table = tmp_path / "unix"
     head = "Num       RefCount Protocol Flags    Type St Inode Path"

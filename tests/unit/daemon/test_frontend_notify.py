@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from decod.daemon.frontend import Notifier
+from tests.support.systems import linux_alone
 from tests.unit.daemon.nodes import give_driver, make_node
 from tests.waiting import wait_until
 
@@ -65,7 +66,7 @@ async def tell(
     return messages
 
 
-@pytest.mark.parametrize("abstract", [True, False])
+@pytest.mark.parametrize("abstract", [pytest.param(True, marks=linux_alone), False])
 def test_a_manager_hears_that_the_daemon_is_ready_once(tmp_path: Path, *, abstract: bool) -> None:
     name = f"@decod-test-{os.getpid()}" if abstract else str(tmp_path / "notify")
     environment = {"NOTIFY_SOCKET": name, "OTHER": "stays"}

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator, ArenaRegion
+from tests.support.systems import linux_alone
 
 SIZE_BYTES = 4 * mmap.PAGESIZE
 
@@ -94,6 +95,7 @@ def test_the_other_process_sees_what_is_written_at_the_offset_it_is_told() -> No
     arena.close()
 
 
+@linux_alone
 def test_a_closed_arena_holds_no_memory_though_somebody_holds_a_view() -> None:
     """A daemon has more than one life: what the last one held must not wait for its last view."""
     arena = ArenaAllocator(1 << 20)

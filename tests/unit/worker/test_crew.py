@@ -22,7 +22,6 @@ from decod.ids import MicrobatchId
 from decod.protocol.core import jobs
 from decod.protocol.core.fingerprints import Sketch, error_of
 from decod.protocol.core.jobs import Configure, SetRecompute, SetThreads, SpreadStage
-from decod.system import IS_LINUX
 from decod.train.executor import StageExecutor, StageReport
 from decod.train.passes import ActivationCodec
 from decod.train.standing_out import sketch_of
@@ -30,6 +29,7 @@ from decod.worker.configure import divided
 from tests.support.polling import wait_for
 from tests.support.quick import first_of
 from tests.support.raw_compute import DEADLINE_S, Here, Jobs, Node
+from tests.support.systems import linux_alone
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -494,10 +494,11 @@ def ended(*ranks: psutil.Process) -> None:
     assert not alive
 
 
-@pytest.mark.parametrize("is_stopped", first_of([True, False]))
+@pytest.mark.parametrize(
+    "is_stopped",
+    [pytest.param(True, marks=linux_alone), pytest.param(False, marks=pytest.mark.slow)],
+)
 def test_no_rank_outlives_the_first(is_stopped: bool) -> None:
-    if is_stopped and not IS_LINUX:
-        pytest.skip("elsewhere than on Linux, a stopped process ends once it goes on")
     with closing(Node()) as node:
         node.configure(CONFIGURE, device="cpu,cpu,cpu")
         ranks = ranks_of(node)
@@ -508,6 +509,7 @@ def test_no_rank_outlives_the_first(is_stopped: bool) -> None:
         ended(*ranks)
 
 
+@linux_alone
 def test_a_rank_that_stops_while_it_starts_does_not_outlive_the_first() -> None:
     with closing(Node()) as node:
         node.send(Configure({**CONFIGURE, "device": "cpu,cpu"}))

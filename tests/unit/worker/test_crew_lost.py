@@ -22,8 +22,8 @@ from decod.worker.ranks import crew, mirror_runner
 from decod.worker.ranks.crew import RankLostError
 from decod.worker.ranks.group import FreeMemory, add_up
 from decod.worker.ranks.mirror_runner import MirrorRunner
-from tests.support.quick import first_of
 from tests.support.raw_compute import Here
+from tests.support.systems import linux_alone
 from tests.support.waiting_node import CONFIGURE, MB
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -96,7 +96,10 @@ def test_a_rank_without_memory_for_a_collective_ends(
         runner.run({"job": 0, "kind": kind, "inputs": [], "outputs": []})
 
 
-@pytest.mark.parametrize("is_stopped", first_of([True, False]))
+@pytest.mark.parametrize(
+    "is_stopped",
+    [pytest.param(True, marks=linux_alone), pytest.param(False, marks=pytest.mark.slow)],
+)
 def test_no_rank_outlives_the_node_while_one_waits_for_another(is_stopped: bool) -> None:
     """Otherwise the first would keep its GPU's memory until the collective times out."""
     command = [sys.executable, "-m", "tests.support.waiting_node"]
