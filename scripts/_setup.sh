@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by scripts/test and scripts/demo. Makes .venv, and updates it when the dependencies change.
 # Reports its work on stderr. If .venv is up to date, it prints nothing.
 
