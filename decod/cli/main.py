@@ -33,7 +33,7 @@ SECTIONS: dict[str, dict[str, str]] = {
         "status": "Show who is there, what flows where, how fast, how good.",
         "doctor": "Say what is wrong with this host, and what to do.",
         "why": "Say why this node is idle, its run slow, or why it was removed.",
-        "version": "Say which release this is, how it was installed, and how to update it.",
+        "version": "Say which release this is, and how to update it.",
         "bugreport": "Pack logs and facts for a bug report, without secrets.",
         "pause": "Take no microbatches for a while, and stay in the run.",
         "resume": "Take microbatches again.",

@@ -9,6 +9,7 @@ import pytest
 
 from decod.cli.main import main
 from decod.exit_codes import ExitCode
+from decod.installation import install_hint
 from decod.journal.records import line_of
 from tests.support.timed_rounds import SimulatedOptimizer, SimulatedPeer
 
@@ -62,7 +63,7 @@ def test_without_matplotlib_the_error_says_how_to_get_it(
     assert main(["analyse", str(file), "--plots", str(tmp_path / "plots")]) == ExitCode.CONFIG
     said = capsys.readouterr().err
     assert "E-CFG-064" in said
-    assert "'.[plot]'" in said
+    assert install_hint("plot") in said
 
 
 def test_plots_need_a_folder(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

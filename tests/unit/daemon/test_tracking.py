@@ -19,6 +19,7 @@ from decod.daemon.tracking import tracking as module
 from decod.daemon.tracking.tracking import Tracking, TrackingPlan, require_trackers
 from decod.errors import ConfigError
 from decod.ids import NodeId
+from decod.installation import install_hint
 from decod.journal.event_specs import EVENTS
 from decod.journal.iteration_file import IterationFile
 from tests.support.event_files import numbers_of, read_events
@@ -311,7 +312,7 @@ def test_a_missing_package_is_told_before_anything_begins(
     assert main(arguments) == 3
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"`pip install -c constraints.txt -e '.[{extra}]'`" in error
+    assert install_hint(extra) in error
     assert not state_dir.exists()
 
 

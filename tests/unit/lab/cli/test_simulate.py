@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from decod.cli.main import main
+from decod.installation import install_hint
 from decod.lab.sim import paper, paper_churn, paper_dilocox, paper_servers, server_instances
 from decod.lab.sim.paper import Progress, Row
 
@@ -332,5 +333,5 @@ def test_without_matplotlib_a_plot_says_what_to_install(
     assert main(["simulate", "--paper", "gwtf-figure5", "--plot", str(tmp_path / "a.png")]) == 3
     error = capsys.readouterr().err
     assert "E-CFG-064" in error
-    assert "pip install -c constraints.txt -e '.[plot]'" in error
+    assert install_hint("plot") in error
     assert asked == []
