@@ -69,7 +69,7 @@ def test_a_model_is_cut_anew_while_it_trains(tmp_path: Path, corpus: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", reversed(OF_RECUT))
+@pytest.mark.parametrize("moment", OF_RECUT)
 def test_a_relay_is_killed_meanwhile(moment: str, tmp_path: Path, corpus: Path) -> None:
     run = make_run(num_iterations=NUM_ITERATIONS)
     program = (sys.executable, "-u", "-m", "tests.support.doomed", "kill", moment, str(FIRST))
