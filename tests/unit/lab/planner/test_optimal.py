@@ -138,5 +138,5 @@ def test_a_graph_that_carries_nothing_has_no_routes() -> None:
 def test_a_missing_solver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "highspy", None)
     graph = make_graph([{"d": 1}, {"a": 1}], {("d", "a"): 1.0, ("a", "d"): 1.0})
-    with pytest.raises(ConfigError, match="E-CFG-060 .*the extra `lab`"):
+    with pytest.raises(ConfigError, match=r"E-CFG-060 .*the extra `lab`"):
         optimal_routes(graph)
