@@ -19,7 +19,7 @@ from decod.errors import MalformedMessageError
 from decod.ids import NodeId, RunId
 from decod.membership.certificates import peer_name
 from decod.membership.papers import Membership
-from decod.memory_files import new_local_socket, remove_local_socket
+from decod.memory_files import new_local_socket, remove_local_socket, remove_orphans
 from decod.net import channel
 from decod.net.address import LOCAL
 from decod.net.net_limits import LIMITS, Limits
@@ -88,6 +88,8 @@ class ReverseDialer:
     def address_of(self, node: NodeId) -> str:
         """Return the address at which the client of this node dials a member."""
         if node not in self._sockets:
+            if not self._sockets:
+                remove_orphans()  # Of nodes that were killed.
             opened, path = new_local_socket()
             opened.settimeout(0.0)
             opened.listen(_BACKLOG)
