@@ -2,8 +2,8 @@
 
 Whatever decod asks of a device beside tensors is a method of `Device`. `torch.accelerator` and
 torch's own streams and events serve all accelerators; the classes hold what is different. Nothing
-else in decod names a kind of device, so another kind is one more class, or none: torch loads
-backends of other makers by itself, and `Accelerator` is what they get.
+else in decod names a kind of device, so another kind is one more class. Torch also loads backends
+of other makers by itself. `Accelerator` serves those as it is.
 
 | kind | devices | streams | pinned memory | float64 |
 |---|---|---|---|---|
@@ -31,8 +31,9 @@ CPU = "cpu"
 
 _REASON_MAX_CHARACTERS = 200
 
-TORCH_ERRORS = (RuntimeError, AssertionError, NotImplementedError)
-"""What torch raises if a device does not work: AssertionError if it is built without CUDA."""
+TORCH_ERRORS = (RuntimeError, AssertionError, ValueError, torch.cuda.DeferredCudaCallError)
+"""What torch raises if a device does not work: AssertionError if it is built without CUDA, and
+ValueError if it is built for another kind."""
 
 
 class Pinning(NamedTuple):
@@ -119,10 +120,12 @@ class Device:
 
 
 @cache
-def _supported_dtypes(name: str) -> frozenset[torch.dtype]:
-    # Releases before 2.11 don't say.
-    ask = getattr(torch.accelerator, "get_device_capability", None)
-    return frozenset((torch.float64,) if ask is None else ask(name)["supported_dtypes"])
+def _supports_float64(name: str) -> bool:
+    """Return whether torch says that a device computes in float64, or says nothing of it."""
+    try:
+        return torch.float64 in torch.accelerator.get_device_capability(name)["supported_dtypes"]
+    except (AttributeError, RuntimeError):
+        return True  # Torch 2.10 can't be asked, and later ones not about every kind.
 
 
 class Accelerator(Device):
@@ -141,7 +144,7 @@ class Accelerator(Device):
     @property
     @override
     def has_float64(self) -> bool:
-        return torch.float64 in _supported_dtypes(self.name)
+        return _supports_float64(self.name)
 
     @override
     def absence(self) -> str | None:
@@ -241,7 +244,7 @@ class Cuda(Accelerator):
         # Torch warns if there is a driver that it can't use. Without a driver it says nothing.
         if caught:
             why = shortened(str(caught[-1].message)).removeprefix("CUDA initialization: ")
-            return f"{self.kind.upper()} is there but does not work: {why}"
+            return f"CUDA is there but does not work: {why}"
         return "no CUDA device is visible"
 
     @override
@@ -348,13 +351,13 @@ def first_accelerator() -> Device | None:
 
 
 def built_for() -> str:
-    """Return what this torch is built for: `CUDA 12.8`, `ROCm 6.4`, `Metal` or `CPU`, say."""
+    """Return what this torch is built for: `CUDA 12.8`, `ROCm 6.4`, `MPS` or `CPU`, say."""
     found = torch.accelerator.current_accelerator(check_available=False)
     kind = CPU if found is None else found.type
     if kind == Cuda.kind:
         hip = torch.version.hip
         return f"ROCm {hip}" if hip else f"CUDA {torch.version.cuda}"
-    return {Mps.kind: "Metal"}.get(kind, kind.upper())
+    return kind.upper()
 
 
 _MEMORY_WORDS = (
@@ -379,11 +382,14 @@ def ran_out(error: BaseException) -> bool:
 
 
 def is_lost(error: BaseException) -> bool:
-    """Return whether an error says that a device does nothing more for this process."""
-    accelerator_error = getattr(torch, "AcceleratorError", ())
-    if ran_out(error) or not isinstance(error, RuntimeError):
+    """Return whether an error says that a device does nothing more for this process.
+
+    It does not after a failed assertion, either. But that is an error in decod.
+    """
+    text = str(error)
+    if ran_out(error) or not isinstance(error, RuntimeError) or "device-side assert" in text:
         return False
-    return isinstance(error, accelerator_error) or any(each in str(error) for each in _LOST_WORDS)
+    return isinstance(error, torch.AcceleratorError) or any(each in text for each in _LOST_WORDS)
 
 
 def shortened(text: str) -> str:

@@ -14,7 +14,6 @@ DISTRIBUTION = "decod-train"
 SCRIPT_MARK = ".installed-by-decod"
 """A file beside the environment that `scripts/install.sh` has made."""
 
-
 IMAGE_MARK = ".decod-image"
 """A file in the environment of decod's container image."""
 
@@ -44,41 +43,38 @@ class Installation:
     way: InstalledBy
     place: Path
     """The folder of the source, or of the environment."""
+    origin: str = ""
+    """URL of the wheel or folder that was installed; empty if an index had it."""
 
     @property
     def update(self) -> str:
         """How to get a newer release, for people."""
+        newer = "get the newer source or wheel, then "
         return {
             InstalledBy.SOURCE: f"`git pull` in {self.place}, then {self.repair()}",
             InstalledBy.SCRIPT: "run the line again with which decod was installed",
-            InstalledBy.UV_TOOL: f"`uv tool upgrade {DISTRIBUTION}`",
-            InstalledBy.UVX: f"`uvx {DISTRIBUTION}@latest`",
-            InstalledBy.PIPX: f"`pipx upgrade {DISTRIBUTION}`",
             InstalledBy.CONTAINER: "pull or build a newer image",
-            InstalledBy.PIP: f"`{self._pip} install --upgrade {DISTRIBUTION}`",
-        }[self.way]
+        }.get(self.way) or (newer if self.origin else "") + self.repair()
 
     def repair(self, extra: str = "") -> str:
-        """Return how to install a missing package, for people.
+        """Return how to install decod again, and with it a package that is missing, for people.
 
         Args:
             extra: The package's group of optional packages. Empty: decod always needs the package.
         """
-        what = f"'{DISTRIBUTION}[{extra}]'" if extra else DISTRIBUTION
-        source = f"'{self.place}[{extra}]'" if extra else str(self.place)
+        name = f"{DISTRIBUTION}[{extra}]" if extra else DISTRIBUTION
+        what = f"'{name} @ {self.origin}'" if self.origin else f"'{name}'"
+        source = f"'{self.place}[{extra}]'" if extra else f"'{self.place}'"
+        pip = f"{sys.executable} -m pip install"
         return {
-            InstalledBy.SOURCE: f"`{self._pip} install -e {source}`",
+            InstalledBy.SOURCE: f"`{pip} -e {source}`",
             InstalledBy.SCRIPT: f"run the install script again with `--from {what}`",
-            InstalledBy.UV_TOOL: f"`uv tool install --force {what}`",
-            InstalledBy.UVX: f"`uvx --from {what} {DISTRIBUTION}`",
+            InstalledBy.UV_TOOL: f"`uv tool install --force --upgrade {what}`",
+            InstalledBy.UVX: f"`uvx --refresh --from {what} {DISTRIBUTION}`",
             InstalledBy.PIPX: f"`pipx install --force {what}`",
             InstalledBy.CONTAINER: f"build an image with {what}",
-            InstalledBy.PIP: f"`{self._pip} install {what}`",
+            InstalledBy.PIP: f"`{pip} --upgrade {what}`",
         }[self.way]
-
-    @property
-    def _pip(self) -> str:
-        return f"{sys.executable} -m pip"
 
 
 def find_installation(prefix: Path | None = None, direct_url: str | None = None) -> Installation:
@@ -90,9 +86,9 @@ def find_installation(prefix: Path | None = None, direct_url: str | None = None)
             noted of decod.
     """
     prefix = prefix or Path(sys.prefix)
-    source = _source_of(direct_url if direct_url is not None else _noted())
-    if source is not None:
-        return Installation(InstalledBy.SOURCE, source)
+    origin, in_use = _origin(direct_url if direct_url is not None else _noted())
+    if in_use:
+        return Installation(InstalledBy.SOURCE, Path(unquote(urlparse(origin).path)))
     for way, mark in (
         (InstalledBy.SCRIPT, prefix.parent / SCRIPT_MARK),
         (InstalledBy.UV_TOOL, prefix / "uv-receipt.toml"),
@@ -100,10 +96,10 @@ def find_installation(prefix: Path | None = None, direct_url: str | None = None)
         (InstalledBy.CONTAINER, prefix / IMAGE_MARK),
     ):
         if mark.exists():
-            return Installation(way, prefix)
+            return Installation(way, prefix, origin)
     # uv keeps environments for single calls in its cache.
     in_cache = any(each.name.startswith("archive-v") for each in prefix.parents)
-    return Installation(InstalledBy.UVX if in_cache else InstalledBy.PIP, prefix)
+    return Installation(InstalledBy.UVX if in_cache else InstalledBy.PIP, prefix, origin)
 
 
 def install_hint(extra: str = "") -> str:
@@ -118,12 +114,10 @@ def _noted() -> str:
         return ""
 
 
-def _source_of(direct_url: str) -> Path | None:
-    """Return the folder of the source that is in use; None if a copy was installed."""
+def _origin(direct_url: str) -> tuple[str, bool]:
+    """Return the URL from which decod was installed, and whether its files there are in use."""
     try:
         noted = json.loads(direct_url or "{}")
-        if noted.get("dir_info", {}).get("editable"):
-            return Path(unquote(urlparse(str(noted["url"])).path))
-    except (ValueError, AttributeError, KeyError):
-        pass  # Another tool's form: it was not installed for work on it.
-    return None
+        return str(noted.get("url", "")), bool(noted.get("dir_info", {}).get("editable"))
+    except (ValueError, AttributeError):
+        return "", False  # Another tool's form.

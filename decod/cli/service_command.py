@@ -3,8 +3,6 @@
 import os
 import pwd
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,32 +12,23 @@ from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete
-from typing_extensions import override
 
-from decod.cli import launchd
 from decod.cli.join_command import join
 from decod.cli.leader_command import leader
 from decod.cli.node_options import join_string_of, node_config
 from decod.cli.options import given_by_environment, name_variables, words
 from decod.cli.pause_command import tell_cost
 from decod.cli.printing import print_warning
-from decod.cli.service_unit import Service, render_unit, state_dir_in, system_state_dir
+from decod.cli.service_manager import Manager, chosen_manager
+from decod.cli.service_unit import Service, system_state_dir
 from decod.config.node_config import RESUME_AUTO, NodeConfig, invoking_user
 from decod.config.secret import write_join_string
-from decod.errors import ConfigError, DecodError, NotRunningError
+from decod.errors import ConfigError, NotRunningError
 from decod.exit_codes import ExitCode
-from decod.paths import current_folder, full_path, user_folder
+from decod.paths import current_folder, full_path
 
 _COMMANDS: dict[str, click.Command] = {"join": join, "leader": leader}
 _UNIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\Z")
-_BOOTED = Path("/run/systemd/system")
-"""This folder exists while systemd runs the machine (sd_booted(3))."""
-
-
-class ServiceError(DecodError):
-    """The service manager refused, and said why. Files that were written before are kept."""
-
-    code = "E-RUN-030"
 
 
 @click.group(no_args_is_help=True)
@@ -94,227 +83,6 @@ def _complete_command(
     return ShellComplete(_COMMANDS[name], {}, name, "").get_completions(rest, incomplete)
 
 
-@dataclass(frozen=True, slots=True)
-class Manager:
-    """The systemd of the machine or of this user."""
-
-    of_system: bool
-
-    @staticmethod
-    def chosen(of_system: bool | None) -> "Manager":  # noqa: FBT001 - a flag's value.
-        if sys.platform == "darwin":
-            if of_system:
-                raise click.UsageError("on macOS a service is one of a user: leave out --system")
-            return Launchd(of_system=False)
-        return Manager(os.geteuid() == 0 if of_system is None else of_system)
-
-    def unit_path(self, unit: str) -> Path:
-        if self.of_system:
-            return Path("/etc/systemd/system") / f"{unit}.service"
-        return user_folder("config", "systemd") / "user" / f"{unit}.service"
-
-    def join_path(self, unit: str) -> Path:
-        """Return the file that holds the join string of a unit."""
-        folder = Path("/etc/decod") if self.of_system else user_folder("config")
-        return folder / f"{unit}.join"
-
-    def program(self, name: str) -> list[str]:
-        """Return the beginning of a command line of one of systemd's programs, for this manager.
-
-        Raises:
-            ConfigError: systemd does not run this machine (E-CFG-071).
-        """
-        found = shutil.which(name)
-        if found is None or not booted():
-            raise ConfigError(
-                "no systemd runs this machine",
-                why="decod service leaves it to systemd to start and watch a node",
-                fix="see docker/ for containers, or use another service manager: docs/volunteer.md",
-                code="E-CFG-071",
-            )
-        return [found] if self.of_system else [found, "--user"]
-
-    def require(self) -> None:
-        """Raise a ConfigError if the manager does not run this machine."""
-        self.program("systemctl")
-
-    @property
-    def runs(self) -> bool:
-        """Whether the manager runs this machine. In a container it does not, say."""
-        return booted()
-
-    def render(self, service: Service) -> str:
-        """Return the text of a service's file."""
-        return render_unit(service, systemd_version=_systemd_version())
-
-    def state_dir(self, unit: str) -> Path | None:
-        """Return the state folder of an installed service's node."""
-        return state_dir_in(self.unit_path(unit).read_text(encoding="utf-8"))
-
-    def enable(self, unit: str, *, starts: bool) -> None:
-        """Have a service start with the machine, or at login, and perhaps now."""
-        self._control("daemon-reload")
-        self._control("enable", f"{unit}.service")
-        if not self.of_system:
-            _linger()
-        if starts:
-            # Not "start": the service may be running with an earlier unit.
-            self._control("restart", f"{unit}.service")
-
-    def start(self, unit: str) -> None:
-        """Start a service."""
-        self._control("start", f"{unit}.service")
-
-    def stop(self, unit: str) -> None:
-        """Stop a service until the machine starts again."""
-        self._control("stop", f"{unit}.service")
-
-    def disable(self, unit: str) -> None:
-        """Stop a service, and have it start no more."""
-        self._control("disable", "--now", f"{unit}.service")
-
-    def forget(self) -> None:
-        """Take note that a file has gone."""
-        self._control("daemon-reload")
-
-    def show(self, unit: str) -> bool:
-        """Say how a service is. Return whether it runs."""
-        told = self._control("show", f"{unit}.service", "--property", _SHOWN)
-        properties = dict(line.split("=", 1) for line in told.splitlines() if "=" in line)
-        since = properties.get("StateChangeTimestamp")
-        state = f"{properties.get('ActiveState', 'unknown')} ({properties.get('SubState', '?')})"
-        click.echo(f"{unit}: {state}" + (f" since {since}" if since else ""))
-        click.echo(f"starts with the machine: {properties.get('UnitFileState', 'unknown')}")
-        if properties.get("ActiveState") == "active":
-            return True
-        result = properties.get("Result", "success")
-        why = "" if result == "success" else f", since it ended with {result}"
-        click.echo(f"it does not run{why}; see decod service logs, then decod service start")
-        return False
-
-    def log_command(self, unit: str, num_lines: int, *, follow: bool) -> list[str]:
-        """Return the command line that shows what a service's node has written."""
-        command = [*self.program("journalctl"), "-u", f"{unit}.service", "-n", str(num_lines)]
-        return [*command, "--follow" if follow else "--no-pager"]
-
-    def _control(self, *arguments: str) -> str:
-        """Run systemctl with these arguments, and return what it writes. See `_told`."""
-        return _told([*self.program("systemctl"), "--no-ask-password", *arguments], arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class Launchd(Manager):
-    """The launchd of this user, on macOS."""
-
-    @override
-    def unit_path(self, unit: str) -> Path:
-        return launchd.agent_path(unit)
-
-    @override
-    def program(self, name: str = "launchctl") -> list[str]:
-        found = shutil.which(name)
-        if found is None:
-            raise ConfigError(
-                f"there is no {name}",
-                why="decod service leaves it to launchd to start and watch a node",
-                fix="put it on the PATH, or run the node in a terminal",
-                code="E-CFG-071",
-            )
-        return [found]
-
-    @override
-    def require(self) -> None:
-        self.program()
-
-    @property
-    @override
-    def runs(self) -> bool:
-        return True
-
-    @override
-    def render(self, service: Service) -> str:
-        return launchd.render_agent(service)
-
-    @override
-    def state_dir(self, unit: str) -> Path | None:
-        return launchd.state_dir_of_agent(self.unit_path(unit).read_text(encoding="utf-8"))
-
-    @override
-    def enable(self, unit: str, *, starts: bool) -> None:
-        self.disable(unit)  # It may run with an earlier file.
-        if starts:
-            self.start(unit)
-
-    @override
-    def start(self, unit: str) -> None:
-        if not launchd.is_loaded(self.program()[0], unit):
-            self._control("bootstrap", launchd.domain(), str(self.unit_path(unit)))
-
-    @override
-    def stop(self, unit: str) -> None:
-        self.disable(unit)
-
-    @override
-    def disable(self, unit: str) -> None:
-        if launchd.is_loaded(self.program()[0], unit):
-            self._control("bootout", launchd.label(unit))
-
-    @override
-    def forget(self) -> None:
-        """Do nothing: launchd reads the file when it is told to."""
-
-    @override
-    def show(self, unit: str) -> bool:
-        runs, text = False, "not loaded"
-        if launchd.is_loaded(self.program()[0], unit):
-            runs, text = launchd.state_in(self._control("print", launchd.label(unit)))
-        click.echo(f"{unit}: {text}")
-        if not runs:
-            click.echo("it does not run; see decod service logs, then decod service start")
-        return runs
-
-    @override
-    def log_command(self, unit: str, num_lines: int, *, follow: bool) -> list[str]:
-        log = launchd.log_of_agent(self.unit_path(unit).read_text(encoding="utf-8"))
-        return [*self.program("tail"), "-n", str(num_lines), *(["-F"] if follow else []), str(log)]
-
-    @override
-    def _control(self, *arguments: str) -> str:
-        return _told([*self.program(), *arguments], arguments)
-
-
-def _told(command: Sequence[str], arguments: Sequence[str]) -> str:
-    """Run a program of the service manager, and return what it writes.
-
-    Raises:
-        ServiceError: The manager refuses.
-    """
-    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if result.returncode:
-        said = " ".join((result.stderr or result.stdout).split())
-        raise ServiceError(
-            f"{Path(command[0]).name} {' '.join(arguments)} failed",
-            why=said[:500] or f"exit code {result.returncode}",
-            fix="see `decod service logs`; a service of the machine takes root",
-        )
-    return result.stdout
-
-
-def booted() -> bool:
-    """Return whether systemd runs this machine."""
-    return _BOOTED.is_dir()
-
-
-def _systemd_version() -> int:
-    """Return the version of systemd on this host, or 0 if it has none."""
-    found = shutil.which("systemctl")
-    if found is None:
-        return 0
-    result = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)  # noqa: S603
-    match = re.match(r"systemd (\d+)", result.stdout)
-    return int(match[1]) if match else 0
-
-
 @service.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
@@ -356,7 +124,7 @@ def install(
     Arguments are those of `decod join` or `decod leader`. The join string goes into a file that
     only the node's user may read. A leader goes on with what it has: see --resume auto.
     """
-    manager = Manager.chosen(of_system)
+    manager = chosen_manager(of_system)
     if not only_print:
         manager.require()  # Before anything is written.
     asked = _parsed(command, manager, unit)
@@ -528,20 +296,6 @@ def _make_folder(path: Path, owner: tuple[int, int] | None) -> None:
         os.chown(path, *owner)
 
 
-def _linger() -> None:
-    """Make the user's services start with the machine. If that is refused, only say so."""
-    user = pwd.getpwuid(os.geteuid()).pw_name
-    found = shutil.which("loginctl")
-    if found is not None:
-        command = [found, "--no-ask-password", "enable-linger", user]
-        if subprocess.run(command, capture_output=True, check=False).returncode == 0:  # noqa: S603
-            return
-    click.echo(
-        f"it starts when {user} logs in; to have it start with the machine: "
-        f"sudo loginctl enable-linger {user}"
-    )
-
-
 def _unwritable(error: OSError) -> ConfigError:
     return ConfigError(
         f"can't write {error.filename}",
@@ -645,10 +399,6 @@ def status(unit: str, *, of_system: bool | None) -> int:
     return ExitCode.OK
 
 
-_SHOWN = "ActiveState,SubState,Result,UnitFileState,StateChangeTimestamp"
-"""The properties of a service that systemd is asked for."""
-
-
 @service.command()
 @_unit_option
 @_system_option
@@ -680,7 +430,7 @@ def _installed(of_system: bool | None, unit: str) -> Manager:  # noqa: FBT001 - 
     Raises:
         ConfigError: The unit is not installed (E-CFG-074).
     """
-    manager = Manager.chosen(of_system)
+    manager = chosen_manager(of_system)
     if not manager.unit_path(unit).exists():
         kind = "the machine" if manager.of_system else "this user"
         raise ConfigError(

@@ -102,7 +102,7 @@ RESUME_AUTO = -1
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\Z"
 )
-_DEVICE = re.compile(r"(auto|cpu|cuda|xpu|mps|[a-z]{2,16}:[0-9]{1,3})\Z")
+_DEVICE = re.compile(r"(auto|cpu|cuda|xpu|mps|(?!cpu:|auto:)[a-z]{2,16}:[0-9]{1,3})\Z")
 """With a number, a device may be of a maker whose backend torch has loaded."""
 _CUDA_DEVICES = re.compile(r"cuda:[0-9]{1,3}(,cuda:[0-9]{1,3})+\Z")
 _CPU_RANKS = re.compile(r"cpu(,cpu)+\Z")
@@ -371,7 +371,7 @@ def check_device(device: str) -> None:
     """Check the name of a device.
 
     Raises:
-        ConfigError: The name is none of a device, or there are several.
+        ConfigError: It is no name of a device, or there are several.
     """
     if not _DEVICE.match(device):
         raise ConfigError(

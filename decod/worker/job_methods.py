@@ -94,16 +94,17 @@ class PassRunner(Runner[ComputingT]):
 
     def _use_device(self, settings: Mapping[str, Any]) -> tuple[ChosenDevice, dict[str, Any]]:
         """Use the device that a host's settings name. Return it, and what is to be known."""
-        device = parse_device(settings)
+        chosen = parse_device(settings)
+        device = chosen.device
         memory_bytes = memory_max_bytes(settings)
-        device.device.settle()
-        cap_memory(device.device, memory_bytes)
-        facts = device_facts(device, memory_bytes)
-        self._free_bytes = partial(free_bytes, device.device, memory_bytes)
+        device.settle()
+        cap_memory(device, memory_bytes)
+        facts = device_facts(chosen, memory_bytes)
+        self._free_bytes = partial(free_bytes, device, memory_bytes)
         if device.name != CPU:
-            self._clock = DeviceClock(device.device.instant)
-            self._arena.pin(pinned_prefix(device.device))
-        return device, facts
+            self._clock = DeviceClock(device.instant)
+            self._arena.pin(pinned_prefix(device))
+        return chosen, facts
 
     def _everywhere(self, request: Request[jobs.BaseJob], own: Callable[[], R]) -> list[R]:  # noqa: ARG002
         """Run a job on this device, and on others that have a part in it."""

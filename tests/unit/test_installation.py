@@ -13,11 +13,11 @@ NOWHERE = Path("/nonexistent")
 @pytest.mark.parametrize(
     ("mark", "way", "update"),
     [
-        (None, InstalledBy.PIP, "pip install --upgrade decod-train"),
+        (None, InstalledBy.PIP, "pip install --upgrade 'decod-train'"),
         (f"../{SCRIPT_MARK}", InstalledBy.SCRIPT, "run the line again"),
         (IMAGE_MARK, InstalledBy.CONTAINER, "newer image"),
-        ("uv-receipt.toml", InstalledBy.UV_TOOL, "uv tool upgrade decod-train"),
-        ("pipx_metadata.json", InstalledBy.PIPX, "pipx upgrade decod-train"),
+        ("uv-receipt.toml", InstalledBy.UV_TOOL, "uv tool install --force --upgrade 'decod-train'"),
+        ("pipx_metadata.json", InstalledBy.PIPX, "pipx install --force 'decod-train'"),
     ],
 )
 def test_what_an_installer_leaves_names_it(
@@ -48,6 +48,13 @@ def test_a_folder_with_source_comes_before_all_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize("noted", ["", "{", "[]", '{"dir_info": 3}', '{"url": "file:///w.whl"}'])
 def test_what_pip_notes_of_other_packages_is_no_source(noted: str, tmp_path: Path) -> None:
     assert find_installation(tmp_path, noted).way is InstalledBy.PIP
+
+
+def test_what_no_index_has_is_installed_from_where_it_came(tmp_path: Path) -> None:
+    found = find_installation(tmp_path, '{"url": "file:///w/decod.whl", "archive_info": {}}')
+    assert found.way is InstalledBy.PIP
+    assert "'decod-train[dask] @ file:///w/decod.whl'" in found.repair("dask")
+    assert "get the newer source or wheel" in found.update
 
 
 @pytest.mark.parametrize("way", InstalledBy)

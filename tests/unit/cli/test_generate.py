@@ -143,7 +143,11 @@ def test_nonsense_in_options_is_wrong_usage(arguments: list[str], named: str, ru
 
 @pytest.mark.parametrize(
     ("device", "words"),
-    [("tpu", "no device that torch knows"), ("cpu,cpu", "take several devices")],
+    [
+        ("tpu", "no device that torch knows"),
+        ("cpu:0", "no device that torch knows"),
+        ("cpu,cpu", "take several devices"),
+    ],
 )
 def test_a_device_that_is_none_is_refused(device: str, words: str, run: Run) -> None:
     code, _, err = run("x", device=device)

@@ -11,7 +11,8 @@ from decod.cli import demo_nodes
 from decod.cli.main import COMMANDS, cli, main
 from decod.cli.node_options import node_config
 from decod.cli.options import environment_of_nodes, variables_of
-from decod.cli.service_command import Manager, _parsed
+from decod.cli.service_command import _parsed
+from decod.cli.service_manager import Systemd
 from tests.support.machines import ROOT
 
 SECRETS = {("leader", "--join")}
@@ -188,7 +189,7 @@ def test_a_service_keeps_what_variables_say_when_it_is_installed(
     monkeypatch.setenv("DECOD_LEADER_RESUME", "latest")
     monkeypatch.setenv("DECOD_STATE_DIR", str(tmp_path / "state"))
     command = ["leader", str(tmp_path / "run.toml"), "--capacity", "8"]
-    asked = _parsed(command, Manager(of_system=False), "decod")
+    asked = _parsed(command, Systemd(of_system=False), "decod")
     words = " ".join(asked.arguments)
     assert {"--device cuda:1", "--capacity 8", "--resume latest"} <= {
         " ".join(pair) for pair in zip(asked.arguments, asked.arguments[1:], strict=False)
@@ -198,7 +199,7 @@ def test_a_service_keeps_what_variables_say_when_it_is_installed(
     assert asked.node.state_dir == tmp_path / "state"
     monkeypatch.setenv("DECOD_JOIN_DRY_RUN", "1")
     with pytest.raises(click.UsageError, match="dry run"):
-        _parsed(["join", "J"], Manager(of_system=False), "decod")
+        _parsed(["join", "J"], Systemd(of_system=False), "decod")
 
 
 def test_the_demos_nodes_see_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from decod.cli import service_command as module
+from decod.cli import service_manager
 from decod.cli.main import main
 from decod.cli.service_unit import Service, quote, render_unit
 from decod.membership.tokens import Token
@@ -143,7 +144,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("SUDO_USER", raising=False)
-    monkeypatch.setattr(module, "_BOOTED", tmp_path)
+    monkeypatch.setattr(service_manager, "_BOOTED", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -313,7 +314,7 @@ def test_without_systemd_nothing_is_installed_and_what_was_can_be_removed(
     host: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["service", "install", "--user", "join", JOIN]) == 0
-    monkeypatch.setattr(module, "_BOOTED", host / "none")
+    monkeypatch.setattr(service_manager, "_BOOTED", host / "none")
     assert main(["service", "install", "--user", "--unit", "other", "join", JOIN]) == 3
     assert "E-CFG-071 no systemd runs this machine" in capsys.readouterr().err
     assert not list((host / "config").rglob("other*"))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from decod.cli.launchd import state_in
 from decod.cli.main import main
+from decod.cli.service_manager import state_in
 from decod.membership.tokens import Token
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role

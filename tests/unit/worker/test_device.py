@@ -181,7 +181,7 @@ def test_an_error_of_torch_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
     assert chosen == ChosenDevice(CPU, f"CPU ({why})")
 
 
-@pytest.mark.parametrize("name", ["tpu:0", "gpu:0", "nonsense"])
+@pytest.mark.parametrize("name", ["tpu:0", "gpu:0", "nonsense", "meta:0"])
 def test_a_device_that_torch_does_not_know_is_told(name: str) -> None:
     with pytest.raises(HardwareError, match=f"E-HW-002 device {name} cannot be used"):
         choose_device(name)

@@ -56,6 +56,7 @@ def test_only_a_lack_of_memory_is_one(error: Exception, expected: bool) -> None:
         (RuntimeError("CUDA error: unspecified launch failure"), True),
         (torch.AcceleratorError("an illegal memory access was encountered"), True),
         (torch.OutOfMemoryError("CUDA error: out of memory"), False),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), False),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("CUDA error"), False),
     ],
