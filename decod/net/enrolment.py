@@ -90,7 +90,7 @@ def _context(shown: TlsIdentity) -> ssl.SSLContext:
     context.load_verify_locations(cadata=shown.anchors.decode())
     # gRPC refuses whoever does not ask for HTTP/2.
     context.set_alpn_protocols(["h2"])
-    # It loads keys from files only. This one is in memory, and nobody else can open it.
+    # It loads keys from files only. Nobody else can open this one.
     with secret_file(shown.key + shown.chain) as path:
         context.load_cert_chain(path)
     return context
