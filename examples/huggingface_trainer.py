@@ -3,7 +3,7 @@
 In one terminal:  python examples/huggingface_trainer.py
 In another:       python examples/huggingface_trainer.py --join JOIN_STRING
 
-Needs transformers and accelerate: pip install -c constraints.txt -e '.[examples]'
+Needs transformers and accelerate: pip install -e '.[examples]'
 """
 
 import argparse

@@ -3,7 +3,7 @@
 In one terminal:  python examples/lightning_module.py
 In another:       python examples/lightning_module.py --join JOIN_STRING
 
-Needs lightning: pip install -c constraints.txt -e '.[examples]'
+Needs lightning: pip install -e '.[examples]'
 """
 
 import argparse

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(
         not all(find_spec(name) for name in ("sphinx", "myst_parser", "furo")),
-        reason="no Sphinx with its theme: pip install -c constraints.txt -e '.[docs]'",
+        reason="no Sphinx with its theme: pip install -e '.[docs]'",
     ),
 ]
 

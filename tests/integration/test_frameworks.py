@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 def require(*modules: str) -> None:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        pytest.skip(f"needs {', '.join(missing)}: pip install -c constraints.txt '.[examples]'")
+        pytest.skip(f"needs {', '.join(missing)}: pip install '.[examples]'")
 
 
 def away(model: nn.Module, other: nn.Module) -> float:
