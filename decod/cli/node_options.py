@@ -244,6 +244,12 @@ _OPTIONS = (
         "--no-page", envvar="DECOD_NO_PAGE", is_flag=True, help="Serve no web page and no metrics."
     ),
     click.option(
+        "--page-read-only",
+        envvar="DECOD_PAGE_READ_ONLY",
+        is_flag=True,
+        help="Let nobody pause the node, invite others or ban them by the page.",
+    ),
+    click.option(
         "--no-port-mapping",
         envvar="DECOD_NO_PORT_MAPPING",
         is_flag=True,
@@ -334,6 +340,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         tensorboard_dir=absolute(options.get("tensorboard")),
         wandb_project=options.get("wandb"),
         serves_page=not options["no_page"],
+        page_acts=not options["page_read_only"],
         page_host=page_host,
         page_port=page_port,
         maps_port=not options["no_port_mapping"],

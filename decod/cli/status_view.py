@@ -87,9 +87,12 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     if problem := mapping_in(status, "states").get("problem"):
         text = f"this host's disk: {clean_text(problem, limit=500)}"
         parts.append(Text(text, style="yellow"))
+    if status.get("page"):
+        # Whatever the terminal's width: a line that is broken can't be copied.
+        line = f"page: {clean_text(status['page'], limit=200)}"
+        parts.append(Text(line, no_wrap=True, overflow="ignore"))
     if status.get("join_string"):
         join_string = clean_text(status["join_string"], limit=10_000)
-        # Whatever the terminal's width: a line that is broken can't be copied.
         line = f"join with: decod join {join_string}"
         parts.append(Text(line, no_wrap=True, overflow="ignore"))
     return Group(*parts)

@@ -230,6 +230,8 @@ class NodeConfig:
 
     serves_page: bool = True
     """True if this node serves the run's page and its metrics over HTTP."""
+    page_acts: bool = True
+    """True if a reader on this host who has the token can act on the node by the page."""
     page_host: str = PAGE_HOST
     """Address for that. Whoever can reach it can read the names of the run's nodes."""
     page_port: int | None = None
@@ -323,6 +325,7 @@ class NodeConfig:
         flags = {
             "--no-rejoin": not self.rejoins,
             "--no-page": not self.serves_page,
+            "--page-read-only": not self.page_acts,
             "--no-port-mapping": not self.maps_port,
             "--pass-on": self.passes_on is True,
             "--no-pass-on": self.passes_on is False,

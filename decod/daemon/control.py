@@ -175,7 +175,7 @@ class ControlServer:
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                 line = await reader.readline()
-            answer = await self._answer_to(line)
+            answer = await self.answer_to(line)
         except ValueError:
             answer = _error_answer(_unreadable(f"more than {_REQUEST_SIZE_MAX_BYTES} bytes"))
         except asyncio.CancelledError:
@@ -186,7 +186,8 @@ class ControlServer:
             writer.write(json.dumps(answer).encode() + b"\n")
         writer.close()
 
-    async def _answer_to(self, line: bytes) -> dict[str, Any]:
+    async def answer_to(self, line: bytes) -> dict[str, Any]:
+        """Return the answer to one request, or its error in the form of the socket."""
         try:
             request = json.loads(line)
         except (ValueError, RecursionError):

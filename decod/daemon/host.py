@@ -162,6 +162,7 @@ class Host:
         self._control = ControlServer(config.state_dir)
         self._notifier = Notifier()
         self._frontend: Frontend | None = None
+        self._page: str | None = None
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         self.credit = CreditLedger(config.state_dir)
@@ -193,9 +194,22 @@ class Host:
     async def present(self, frontend: Frontend) -> None:
         """Present the daemon as `frontend` from now on, to operator and service manager."""
         self._frontend, desk = frontend, self._desk
-        answer = frontend.answer if desk is None else partial(desk.answer, frontend)
+        ask = frontend.answer if desk is None else partial(desk.answer, frontend)
+
+        async def answer(request: dict[str, Any]) -> dict[str, Any]:
+            told = await ask(request)
+            return told | {"page": self._page} if request == _STATUS else told
+
         await self._control.answer_with(answer)
         self._notifier.ready()
+
+    def shows_page(self, url: str) -> None:
+        """Tell the operator the page's address, with the token that lets a reader act."""
+        self._page = url
+
+    async def operate(self, line: bytes) -> dict[str, Any]:
+        """Answer a request in the form of the control socket, which comes another way."""
+        return await self._control.answer_to(line)
 
     async def status(self) -> dict[str, Any] | None:
         """Return what `decod status` shows; None if there is no node yet."""

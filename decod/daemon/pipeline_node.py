@@ -62,6 +62,8 @@ from decod.driver.compute import Compute, PlanningProcess
 from decod.driver.driver import CoreHandle, DriverPorts, NodeDriver
 from decod.errors import ConfigError
 from decod.ids import NodeId
+from decod.journal.history import Point
+from decod.journal.iteration_file import FILE_NAME, read_curve
 from decod.journal.journal import JournalEntry
 from decod.journal.journal_file import FOLDER, kept_events
 from decod.journal.logs import NodeLog
@@ -351,10 +353,15 @@ class PipelineNode(Node):
         self._files.tell_if_few(num_nodes_least(self.part.run) - 1, self.note)
 
     async def _restore_history(self) -> None:
-        """Show the losses of the run that an earlier daemon of this folder has recorded."""
-        folder, run_id = self.config.state_dir / FOLDER, self.part.run_id
+        """Show the curves of the run that an earlier daemon of this folder has recorded."""
+        folder, run_id = self.config.state_dir, self.part.run_id
+        table = run_folder(folder, run_id).with_name(FILE_NAME)
+        steps: list[Point] = []
         with suppress(OSError):
-            self._host.history.restore(await in_thread(lambda: list(kept_events(folder, run_id))))
+            steps = await in_thread(lambda: list(read_curve(table)))
+        with suppress(OSError):
+            kept = await in_thread(lambda: list(kept_events(folder / FOLDER, run_id)))
+            self._host.history.restore(kept, steps)
 
     @override
     async def _listen(self) -> int:
@@ -503,6 +510,7 @@ class PipelineNode(Node):
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
             "evaluation": None if duties is None else duties.describe_evaluation(),
+            "curve": None if duties is None else self._host.history.told(),
             "cut": self.recutting.describe(),
             "states": self.states.describe(),
             "contributed": self.work.describe(),

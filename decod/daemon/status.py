@@ -396,7 +396,7 @@ INVITATIONS = ("join_string", "data_join_string")
 def for_members(status: dict[str, Any]) -> dict[str, Any]:
     """Return what other members may see of a node's status."""
     # What a host has done in other runs is not their business.
-    return {**status, **dict.fromkeys((*INVITATIONS, "credit"))}
+    return {**status, **dict.fromkeys((*INVITATIONS, "credit", "page"))}
 
 
 def _stages(facts: NodeFacts) -> list[dict[str, Any]]:
@@ -423,6 +423,9 @@ def _stages(facts: NodeFacts) -> list[dict[str, Any]]:
                     "flows": load.num_flows if load is not None else None,
                     "microbatches": load.num_microbatches if load is not None else None,
                     "device": (load.device or None) if load is not None else None,
+                    "memory_bytes": (load.memory_bytes or None) if load is not None else None,
+                    "since_iteration": member.since_iteration,
+                    "waits_for": list(load.awaited) if load is not None else [],
                     **_spent(load),
                 }
             )

@@ -1,18 +1,23 @@
-"""What has happened in a run: losses and rates, and who came and went since this daemon started.
+"""What has happened in a run: curves, and events since this daemon started.
 
 It is a view of the journal, which the page and the metrics show. It outlives the node's lives in
-the run, and losses and rates also the daemon. Its memory is bounded: it thins out old iterations,
-and forgets the oldest events.
+the run. Curves begin with the run: an earlier daemon of this host has recorded them, or the leader
+tells them. Its memory is bounded: it thins out old iterations, and forgets the oldest events.
 """
 
+import math
 import secrets
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, TypeVar
 
 from decod.ids import NodeId, iteration_of
 from decod.journal.journal import JournalEntry
+
+T = TypeVar("T")
 
 STEPS_MAX = 2000
 """Iterations that are kept. Of more, every second one of the older half is dropped."""
@@ -22,6 +27,15 @@ EVENTS_MAX = 1000
 
 FORMER_MAX = 1000
 """Nodes that have gone and are remembered."""
+
+TOLD_MAX = 120
+"""Iterations, and as many evaluations, of the curves that a leader tells others."""
+
+_NUM_USUAL = 16
+"""An iteration's usual duration is the median of so many."""
+
+Point = list[Any]
+"""Iteration, Unix time in seconds, loss in nats (or None), and tokens a second (or None)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +50,32 @@ class SeenMember:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberEvent:
-    """A member came or went."""
+class RunEvent:
+    """A member came or went, or the run took a turn."""
 
     time_s: float
     """Seconds of the Unix epoch."""
     kind: str
-    """`there` when this daemon first saw the members, `came`, `left` in order, `lost`, or `gone` if
-    this node can't tell which of the two."""
-    node_id: NodeId
-    name: str
-    stage_index: int
+    """Of a member: `there` when this daemon first saw the members, `came`, `left` in order, `lost`,
+    or `gone` if this node can't tell which of the two. Of the run: one of `RUN_EVENTS`."""
+    iteration: int
+    """The last that was committed before it."""
+    name: str = ""
+    """Of the member."""
+    stage_index: int | None = None
     reason: str = ""
+    cost_s: float | None = None
+    """Of a loss: how much longer than usual the iteration took in which it fell. None: not known
+    yet."""
+
+
+RUN_EVENTS = {
+    "leader.elected": "elected",
+    "run.recut": "recut",
+    "run.returned": "returned",
+    "checkpoint.written": "checkpoint",
+}
+"""Turns of a run, by the events that tell of them."""
 
 
 @dataclass(slots=True)
@@ -64,14 +92,19 @@ class _Contribution:
 class RunHistory:
     """What this daemon has seen of its run."""
 
-    events: list[MemberEvent] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
     """The oldest first."""
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+    """Iterations that were evaluated on held-out text, and their losses."""
     num_came: int = 0
     num_lost: int = 0
     num_left: int = 0
-    _steps: list[list[Any]] = field(default_factory=list)
+    _steps: list[Point] = field(default_factory=list)
     _committed_s: float | None = None
     """When the last of them was committed, in seconds of a monotonic clock."""
+    _durations_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_USUAL))
+    _uncosted: int = 0
+    """Losses at the end of the events whose cost the next commit tells."""
     _epoch: str = field(default_factory=lambda: secrets.token_hex(4))
     _num_rewritten: int = 0
     _known: dict[NodeId, _Contribution] = field(default_factory=dict)
@@ -86,8 +119,7 @@ class RunHistory:
     def since(self, generation: str, num_steps: int, num_events: int) -> dict[str, Any]:
         """Return what a reader lacks that has got `num_steps` and `num_events` of a generation.
 
-        A reader of another generation gets all. A step is a list: iteration, Unix time in seconds,
-        loss in nats (or None), and tokens a second (or None).
+        A reader of another generation gets all. Evaluations are few, so each reader gets them all.
         """
         if generation != self.generation:
             num_steps = num_events = 0
@@ -97,7 +129,25 @@ class RunHistory:
             "num_events": len(self.events),
             "steps": self._steps[max(0, num_steps) :],
             "events": self.events[max(0, num_events) :],
+            "held_out": self.held_out,
         }
+
+    def told(self) -> dict[str, Any]:
+        """Return the curves in few points, for hosts that have not seen the run from its start."""
+        return {
+            "steps": _thinned(self._steps, TOLD_MAX),
+            "held_out": _thinned(self.held_out, TOLD_MAX),
+        }
+
+    def learn(self, steps: Iterable[Point], held_out: Iterable[tuple[int, float]]) -> None:
+        """Take in the points of a leader's curves that lie before this node's own."""
+        first = self._steps[0][0] if self._steps else math.inf
+        if earlier := [point for point in steps if point[0] < first]:
+            self._steps = earlier + self._steps
+            self._num_rewritten += 1
+        last = self.held_out[-1][0] if self.held_out else 0
+        self.held_out += [one for one in held_out if one[0] > last]
+        self.held_out = _thinned(self.held_out, STEPS_MAX)
 
     @property
     def lost(self) -> Collection[NodeId]:
@@ -106,9 +156,16 @@ class RunHistory:
 
     # --- what the node tells ------------------------------------------------------------------
 
-    def restore(self, entries: Iterable[JournalEntry]) -> None:
-        """Take in what an earlier daemon has recorded of the run, if nothing is known yet."""
+    def restore(self, entries: Iterable[JournalEntry], steps: Iterable[Point] = ()) -> None:
+        """Take in what an earlier daemon has recorded of the run, if nothing is known yet.
+
+        Args:
+            entries: The newest of its entries.
+            steps: All iterations of which there is a record, in order.
+        """
         if not self._steps:
+            for point in steps:
+                self._append(point)
             for entry in entries:
                 with suppress(KeyError, TypeError, ValueError):  # A line may be spoilt.
                     self.take(entry)
@@ -122,19 +179,30 @@ class RunHistory:
             rate, before_s = None, self._committed_s
             self._committed_s = entry.now_s
             if before_s is not None:
-                rate = round(fields["num_tokens"] / max(1e-9, entry.now_s - before_s), 1)
-            self._steps.append([iteration, round(entry.time_s, 1), _rounded(fields["loss"]), rate])
-            if len(self._steps) > STEPS_MAX:
-                self._thin_out()
-        elif entry.event == "run.returned":
-            self._go_back(int(fields["iteration"]))
-            self._committed_s = None
+                duration_s = entry.now_s - before_s
+                rate = round(fields["num_tokens"] / max(1e-9, duration_s), 1)
+                self._cost(duration_s)
+            self._append([iteration, round(entry.time_s, 1), _rounded(fields["loss"]), rate])
+        elif entry.event == "evaluation.done":
+            self.learn((), [(int(fields["iteration"]), float(_rounded(fields["loss"]) or 0.0))])
+        elif entry.event in RUN_EVENTS:
+            self._take_turn(entry)
         elif entry.event == "node.started":
             self._committed_s = None
         elif entry.event in ("member.lost", "member.leaving"):
             kind = "lost" if entry.event == "member.lost" else "left"
             reason = str(fields.get("reason", ""))
             self._announce(NodeId(str(fields["peer"])), kind, reason, entry.time_s)
+
+    def _take_turn(self, entry: JournalEntry) -> None:
+        fields, reason = entry.fields, ""
+        if entry.event == "run.returned":
+            self._go_back(int(fields["iteration"]))
+            self._committed_s = None
+            reason = str(fields.get("reason", ""))
+        elif entry.event == "run.recut":
+            reason = str(fields.get("blocks", ""))
+        self._add(RunEvent(entry.time_s, RUN_EVENTS[entry.event], self._iteration, reason=reason))
 
     def see(self, members: Iterable[SeenMember], *, time_s: float) -> None:
         """Compare the members with those before, and note who came and who went.
@@ -162,7 +230,7 @@ class RunHistory:
             earlier = 0 if known is None else self.total(member.node_id) or 0
             self._known[member.node_id] = _Contribution(member, earlier)
             self.num_came += kind == "came"
-            self._add(time_s, kind, member)
+            self._add(self._event(time_s, kind, member))
         elif member.num_microbatches is not None:
             if member.num_microbatches < (known.member.num_microbatches or 0):
                 # It came back between two looks.
@@ -201,17 +269,38 @@ class RunHistory:
         self._known[node_id] = known  # The last to go is the last to be forgotten.
         self.num_lost += kind == "lost"
         self.num_left += kind == "left"
-        self._add(time_s, kind, known.member, reason)
+        self._add(self._event(time_s, kind, known.member, reason))
+        self._uncosted += kind == "lost"
         gone = [node for node, other in self._known.items() if not other.present]
         for node in gone[:-FORMER_MAX]:
             del self._known[node]
 
-    def _add(self, time_s: float, kind: str, member: SeenMember, reason: str = "") -> None:
-        self.events.append(
-            MemberEvent(
-                round(time_s, 1), kind, member.node_id, member.name, member.stage_index, reason
-            )
-        )
+    @property
+    def _iteration(self) -> int:
+        return int(self._steps[-1][0]) if self._steps else 0
+
+    def _event(self, time_s: float, kind: str, member: SeenMember, reason: str = "") -> RunEvent:
+        return RunEvent(time_s, kind, self._iteration, member.name, member.stage_index, reason)
+
+    def _cost(self, duration_s: float) -> None:
+        """Say of the losses since the last commit how long they have held this one up."""
+        usual_s = median(self._durations_s) if self._durations_s else None
+        if not self._uncosted:
+            self._durations_s.append(duration_s)
+        elif usual_s is not None:
+            cost_s = round(max(0.0, duration_s - usual_s), 1)
+            for index in range(len(self.events)):
+                one = self.events[-1 - index]
+                if one.kind == "lost":
+                    self.events[-1 - index] = replace(one, cost_s=cost_s)
+                    self._uncosted -= 1
+                if not self._uncosted:
+                    break
+            self._num_rewritten += 1
+        self._uncosted = 0
+
+    def _add(self, event: RunEvent) -> None:
+        self.events.append(replace(event, time_s=round(event.time_s, 1)))
         if len(self.events) > EVENTS_MAX:
             del self.events[: EVENTS_MAX // 2]
             self._num_rewritten += 1
@@ -220,12 +309,24 @@ class RunHistory:
         """Forget the steps after this iteration: the run has taken them back."""
         if self._steps and self._steps[-1][0] > iteration:
             self._steps = [step for step in self._steps if step[0] <= iteration]
+            self.held_out = [one for one in self.held_out if one[0] <= iteration]
             self._num_rewritten += 1
+
+    def _append(self, point: Point) -> None:
+        self._steps.append(point)
+        if len(self._steps) > STEPS_MAX:
+            self._thin_out()
 
     def _thin_out(self) -> None:
         half = len(self._steps) // 2
         self._steps = self._steps[:half:2] + self._steps[half:]
         self._num_rewritten += 1
+
+
+def _thinned(points: Sequence[T], num_max: int) -> list[T]:
+    """Return at most so many of some points, evenly chosen, the last among them."""
+    step = math.ceil(len(points) / num_max) if points else 1
+    return list(reversed(points[::-1][::step]))
 
 
 def _rounded(loss: Any) -> float | None:

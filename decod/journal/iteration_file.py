@@ -8,12 +8,16 @@ Each iteration has one line, that of the history which the run goes on with. If 
 the lines of what it has taken back are cut off when an iteration is committed again.
 """
 
+import csv
 import errno
+import math
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from decod.files import replace_durably, sync_folder
 from decod.journal.step_metrics import STEP_METRIC_NAMES
@@ -44,6 +48,23 @@ COLUMNS = (*_FIRST_COLUMNS, *(name for name in STEP_METRIC_NAMES if name not in 
 _HEADER = (",".join(COLUMNS) + "\n").encode()
 
 Row = Mapping[str, object]
+
+
+def read_curve(path: Path) -> Iterator[list[Any]]:
+    """Yield the iterations of a file as points of a curve (`decod.journal.history.Point`).
+
+    Lines that can't be read are left out.
+
+    Raises:
+        OSError: The file can't be read.
+    """
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for row in csv.DictReader(file):
+            with suppress(KeyError, TypeError, ValueError):
+                time_s = datetime.fromisoformat(row["time"]).timestamp()
+                loss, rate = (float(row[name] or "nan") for name in ("loss", "tokens_per_s"))
+                numbers = (None if math.isnan(x) else round(x, 5) for x in (loss, rate))
+                yield [int(row["iteration"]), round(time_s, 1), *numbers]
 
 
 class IterationFile:

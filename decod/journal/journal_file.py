@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from decod.files import read_beginning
+from decod.journal.history import RUN_EVENTS
 from decod.journal.host_sampler import HostSampler
 from decod.journal.journal import JournalEntry, Spool, TakeNote
 from decod.journal.records import EVENT_BEGINNING, EventRow, Row, line_of, parse_line
@@ -29,8 +30,8 @@ FILE_SIZE_MAX_BYTES = 8 << 20
 NUM_FILES = 4
 SAMPLE_INTERVAL_S = 10.0
 """Between two rows about the host."""
-KEPT_EVENTS = frozenset(("step.committed", "run.returned"))
-"""Events that the run's history needs after a restart."""
+KEPT_EVENTS = frozenset(("step.committed", "evaluation.done", *RUN_EVENTS))
+"""What the run's history needs after a restart."""
 
 _WAITING_MAX = 256
 """Rows that wait for the disk. Further ones are dropped."""

@@ -1,5 +1,6 @@
 """The page of real daemons: what it serves, and what it shows when somebody is killed."""
 
+import json
 import re
 import signal
 import time
@@ -26,6 +27,10 @@ def port_of(daemon: Daemon) -> int | None:
     """Return the port of a daemon's page, or None if it serves none yet."""
     served = daemon.events("page.served")
     return int(served[-1]["url"].rstrip("/").rpartition(":")[2]) if served else None
+
+
+def token_of(daemon: Daemon) -> str:
+    return str(daemon.status()["page"].partition("#token=")[2])
 
 
 def state_of(daemon: Daemon) -> dict[str, Any]:
@@ -103,6 +108,37 @@ def test_it_shows_no_join_string_and_only_reads(cluster: Cluster) -> None:
         assert "content-security-policy" in answer.headers
         assert get(port, path, headers={"Host": "evil.example"}).status == 421
         assert get(port, path, method="POST").status == 405
+
+
+def test_a_reader_with_the_token_acts_on_the_node(cluster: Cluster) -> None:
+    """`decod status` has the token, and no other node, log or answer of the page."""
+    relay, leader = cluster.daemons[1], cluster.leader
+    address, _, token = relay.status()["page"].partition("/#token=")
+    assert address == f"http://127.0.0.1:{port_of(relay)}"
+    assert token.encode() not in (relay.state_dir / "node.log").read_bytes()
+    for path in ("/", "/state.json", "/metrics"):
+        assert token.encode() not in get(port_of(relay) or 0, path).body
+    assert token not in str(leader.status())
+
+    def act(daemon: Daemon, **asked: Any) -> Any:
+        headers = {
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {token_of(daemon)}",
+        }
+        body = json.dumps(asked).encode()
+        return get(port_of(daemon) or 0, "/do", method="POST", headers=headers, body=body).json()
+
+    assert act(relay, command="pause")["paused"] is True
+    cluster.wait_for(lambda: state_of(relay)["node"]["state"] == "paused", "the pause on the page")
+    assert act(relay, command="resume")["paused"] is False
+    cluster.wait_for(lambda: state_of(relay)["node"]["state"] != "paused", "its end on the page")
+    assert act(relay, command="token_create")["error"]["code"] == "E-CFG-056"
+    made = act(leader, command="token_create", uses=3)
+    assert made["join_string"].startswith("decod1-")
+    assert len(made["qr"]) == len(made["qr"][0])
+    values = act(leader, command="set", values={"upload-max": "100"})["settings"]
+    assert {one["name"]: one["value"] for one in values}["upload-max"].startswith("100")
+    act(leader, command="set", values={"upload-max": "default"})
 
 
 def test_prometheus_finds_the_run(cluster: Cluster) -> None:

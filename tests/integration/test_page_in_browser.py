@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from decod.daemon.page.acting import Acting
 from tests.integration.test_page import PAGE, port_of
 from tests.support.cluster import Cluster, takes_part
 from tests.support.pages import SimulatedRun, served
@@ -69,9 +70,15 @@ def big_run() -> SimulatedRun:
     return run
 
 
-def open_page(tab: Any, port: int) -> None:
-    tab.goto(f"http://127.0.0.1:{port}/")
+def open_page(tab: Any, port: int, token: str = "") -> None:
+    tab.goto(f"http://127.0.0.1:{port}/" + (f"#token={token}" if token else ""))
     tab.wait_for_selector("#members-rows tr")
+
+
+def drawn(tab: Any, chart: str) -> str:
+    """Return what a chart's canvas shows, as data that can be compared."""
+    data: str = tab.evaluate(f"document.querySelector('#{chart}-chart canvas').toDataURL()")
+    return data
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
@@ -138,8 +145,126 @@ def test_it_keeps_up_by_itself_and_says_when_the_node_is_gone(tab: Any) -> None:
         tab.wait_for_selector("#facts div:first-child dd:text-is('4')", timeout=3000)
         run.lose("c0000002".ljust(52, "x"), "does not answer")
         tab.wait_for_selector("#events li:has-text('relay-2-2'):has-text('was lost')", timeout=3000)
-        assert "relay-2-2 was lost" in tab.text_content("#news")
+        assert "relay-2-2 (stage 2) was lost" in tab.text_content("#news")
     tab.wait_for_selector("#gone:has-text('does not answer since')", timeout=3000)
+
+
+def test_curves_are_shown_over_what_the_reader_chooses(tab: Any) -> None:
+    run = SimulatedRun(num_stages=3, num_per_stage=3)
+    run.see()
+    run.train(120)
+    run.lose("c0000002".ljust(52, "x"), "does not answer")
+    run.train(40)
+    with served(run) as port:
+        open_page(tab, port)
+        assert "8.0" not in tab.get_attribute("#rate-chart", "aria-label")
+        assert tab.get_attribute("#loss-chart", "aria-label").startswith("Loss: 10.")
+        assert "4 %: 160 of 4,000 iterations" in tab.inner_text("#bar-text")
+        seen = {drawn(tab, "loss")}
+        for choice in ("[value=tokens]", "[value=time]", "#log"):
+            tab.check(choice)
+            seen.add(drawn(tab, "loss"))
+        assert len(seen) == 4, "each choice draws another picture"
+        tab.check("[value=iteration]")
+        over = tab.locator("#loss-chart .u-over").bounding_box()
+        middle = over["y"] + over["height"] / 2
+        tab.mouse.move(over["x"] + over["width"] * 119 / 159, middle)
+        tab.wait_for_selector("#near:has-text('relay-2-2 (stage 2) was lost')")
+        assert "Held-out loss" in tab.inner_text("#loss-chart .u-legend")
+        whole = drawn(tab, "rate")
+        tab.mouse.down()
+        tab.mouse.move(over["x"] + over["width"] * 0.9, middle, steps=4)
+        tab.mouse.up()
+        tab.wait_for_function("document.querySelector('#loss-chart canvas').isConnected")
+        assert drawn(tab, "rate") != whole, "both charts zoom"
+
+
+def test_a_member_has_a_page_of_its_own(tab: Any) -> None:
+    with served(big_run()) as port:
+        open_page(tab, port)
+        tab.click("#members-rows button:text-is('relay-2-7')")
+        shown = tab.inner_text("#member")
+        for known in ("NVIDIA GeForce RTX 4090", "24.0 GB", "Mbit/s", "by anybody", "computes"):
+            assert known in shown
+        faults = axe_api.Axe().run(tab).response["violations"]
+        assert not [(one["id"], one["nodes"][0]["html"]) for one in faults]
+        tab.keyboard.press("Escape")
+        tab.wait_for_selector("#member", state="hidden")
+
+
+def acting_run() -> tuple[SimulatedRun, Acting]:
+    run = SimulatedRun(num_stages=3, num_per_stage=3)
+    run.see()
+    run.train(3)
+    caps = {"name": "upload_max", "value": "none", "counts": "at once", "origin": "default"}
+    token = {"id": "abcd", "role": "volunteer", "state": "live", "used": 1, "uses": 5}
+    run.answers = {
+        "set": {"settings": [caps]},
+        "leaving": {"means": "the run ends for everybody"},
+        "token_create": {"join_string": "decod1-secret", "command": "decod join decod1-secret"},
+        "token_list": {"tokens": [token | {"expires_in_s": 900, "note": "friends"}]},
+    }
+    return run, Acting(run.answer)
+
+
+def test_the_operator_acts_from_the_page(tab: Any) -> None:
+    run, acting = acting_run()
+    with served(run, acting) as port:
+        open_page(tab, port)
+        assert not tab.is_visible("#controls")
+        assert "decod status" in tab.inner_text("#locked")
+        tab.goto("about:blank")
+        open_page(tab, port, acting.token)
+        tab.wait_for_selector("#organiser")
+        assert "token" not in tab.url, "others may read the address"
+        tab.click("#settings-details summary")
+        tab.fill("#settings [name=upload_max]", "20")
+        tab.click("#settings button")
+        tab.wait_for_selector("#acted:has-text('set: upload_max')")
+        tab.click("#invite button")
+        tab.wait_for_selector("#qr path")
+        assert tab.input_value("#join-string") == "decod join decod1-secret"
+        tab.click("#tokens-rows button")
+        tab.wait_for_selector("#acted:has-text('lets nobody in')")
+        tab.click("#members-rows button:text-is('relay-1-1')")
+        tab.click("#member-buttons button")
+        tab.click("#question-yes")
+        tab.wait_for_selector("#acted:has-text('is banned')")
+        tab.click("#node-buttons button:text-is('End the run')")
+        tab.wait_for_selector("#question-text:has-text('the run ends for everybody')")
+        tab.click("#question button[value=no]")
+        tab.wait_for_selector("#question", state="hidden")
+        faults = axe_api.Axe().run(tab).response["violations"]
+        assert not [(one["id"], one["nodes"][0]["html"]) for one in faults]
+    asked = [one for one in run.asked if one["command"] not in ("token_list", "leaving")]
+    assert asked == [
+        {"command": "set"},
+        {"command": "set", "values": {"upload_max": "20"}},
+        {"command": "set"},
+        {"command": "token_create", "uses": 20, "ttl_s": 86_400, "note": ""},
+        {"command": "token_revoke", "id": "abcd"},
+        {"command": "node_ban", "node": "b0000001"},
+    ]
+
+
+def test_another_site_in_the_same_browser_can_not_act(browser: Any) -> None:
+    """It even knows the token. It sends what browsers let it send without asking, and the rest."""
+    run, acting = acting_run()
+    attack = """async ([address, token, mode, type]) => {
+      const headers = {"Content-Type": type, ...(mode === "cors" ? {Authorization: token} : {})};
+      const body = JSON.stringify({command: "drain"});
+      try { return (await fetch(address, {method: "POST", mode, headers, body})).status; }
+      catch { return "refused"; }
+    }"""
+    with served(run, acting) as port, served(SimulatedRun(2, 1)) as elsewhere:
+        page = browser.new_page(bypass_csp=True)
+        page.goto(f"http://127.0.0.1:{elsewhere}/")
+        for mode in ("cors", "no-cors"):
+            for kind in ("application/json", "text/plain"):
+                given = [f"http://127.0.0.1:{port}/do", f"Bearer {acting.token}", mode, kind]
+                assert page.evaluate(attack, given) in ("refused", 0)
+        page.close()
+    assert not run.asked
 
 
 def test_the_keyboard_reaches_everything(tab: Any) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from decod.clocks import wall_clock
+from decod.daemon.page.acting import Acting
 from decod.daemon.page.app import HttpServer, page_app
 from decod.daemon.page.feed import PageFeed
 from decod.ids import NodeId
@@ -33,7 +34,12 @@ class Answer:
 
 
 def get(
-    port: int, path: str = "/", *, method: str = "GET", headers: dict[str, str] | None = None
+    port: int,
+    path: str = "/",
+    *,
+    method: str = "GET",
+    headers: dict[str, str] | None = None,
+    body: bytes = b"",
 ) -> Answer:
     """Send one request to a page on this machine. A `Host` among the headers replaces the usual."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
@@ -42,7 +48,9 @@ def get(
         connection.putrequest(method, path, skip_host=True)
         for name, value in given.items():
             connection.putheader(name, value)
-        connection.endheaders()
+        if body:
+            connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body or None)
         answer = connection.getresponse()
         names = {name.lower(): value for name, value in answer.getheaders()}
         return Answer(answer.status, names, answer.read())
@@ -61,6 +69,15 @@ class SimulatedRun:
     names: dict[str, str] = field(default_factory=dict)
     """Names of nodes that are not called as usual, by their ids."""
     iteration: int = 0
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """What readers have asked the node to do."""
+    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Its answers, by the command."""
+
+    async def answer(self, line: bytes) -> dict[str, Any]:
+        """Answer a request of the control socket."""
+        self.asked.append(json.loads(line))
+        return dict(self.answers.get(self.asked[-1]["command"], {}))
 
     def train(self, num_iterations: int, *, period_s: float = 2.0) -> None:
         """Commit iterations, the last of them now."""
@@ -72,6 +89,9 @@ class SimulatedRun:
             fields = {"iteration": f"{self.iteration}.1", "loss": loss, "num_tokens": num_tokens}
             time_s = now_s - period_s * (num_iterations - 1 - index)
             self.history.take(noted("step.committed", fields, time_s))
+            if not self.iteration % 25:
+                told = {"iteration": self.iteration, "loss": loss + 0.2}
+                self.history.take(noted("evaluation.done", told, time_s))
 
     def see(self, *, without: frozenset[str] = frozenset()) -> None:
         """Tell the history of the members, but for some."""
@@ -103,6 +123,9 @@ class SimulatedRun:
             "loss": 3.21,
             "gradient_norm": 0.7,
             "tokens_per_s": 6100.0,
+            "num_iterations": 4000,
+            "num_tokens": 8192 * self.iteration,
+            "left_s": 7320.0,
             "message": "",
             "leader": {"id": leader["id"], "name": leader["name"], "term": 1, "electing": False},
             "node": {**leader, "role": "data", "device": "cuda:0", "stage_index": 0},
@@ -135,6 +158,13 @@ class SimulatedRun:
             "role": role,
             "duty": ("frontal", "backward")[index] if servers and index < 2 else None,
             "state": "paused" if index == 3 else "training",
+            "device": "NVIDIA GeForce RTX 4090",
+            "memory_bytes": 24_000_000_000,
+            "reach": "dialled",
+            "waits_for": [],
+            "computing_s": 1.2,
+            "waiting_s": 0.6,
+            "sending_s": 0.4,
             "capacity": 4,
             "flows": 0 if servers else 2,
             "microbatches": 40 + 7 * (index % 5) + self.iteration,
@@ -158,10 +188,11 @@ class SimulatedRun:
 
 
 @contextmanager
-def served(run: SimulatedRun) -> Iterator[int]:
+def served(run: SimulatedRun, acting: Acting | None = None) -> Iterator[int]:
     """Serve the page of a simulated run; yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = HttpServer(page_app(PageFeed(run.ask, run.history, time.monotonic), "127.0.0.1"))
+    feed = PageFeed(run.ask, run.history, time.monotonic)
+    server = HttpServer(page_app(feed, "127.0.0.1", acting))
     loop = asyncio.new_event_loop()
     serving = loop.create_task(server.run(listener))
     thread = threading.Thread(target=_run_until_cancelled, args=(loop, serving))

@@ -16,8 +16,8 @@ from decod.journal.step_metrics import STEP_METRIC_NAMES
 ROOT = Path(__file__).resolve().parents[2]
 
 # A change that needs more says why it is worth more for everybody to read.
-PRODUCT_LINES_MAX = 125_000
-PRODUCT_FILES_MAX = 453
+PRODUCT_LINES_MAX = 126_500
+PRODUCT_FILES_MAX = 458
 
 # The only places that may look at the environment.
 ENVIRONMENT_READERS = (

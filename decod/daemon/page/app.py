@@ -1,8 +1,9 @@
 """The page's answers to HTTP requests.
 
-Nothing can be changed over HTTP: only GET and HEAD are answered. A request must name this host by
-an IP address, as `localhost`, or by the name that the operator has chosen. A foreign page whose
-name leads here (DNS rebinding) therefore gets nothing. All that a browser loads comes from here.
+Only GET and HEAD are answered, but for requests to act (`decod.daemon.page.acting`). A request must
+name this host by an IP address, as `localhost`, or by the name that the operator has chosen. A
+foreign page whose name leads here (DNS rebinding) therefore gets nothing. All that a browser loads
+comes from here.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from decod.daemon.page.acting import PATH, Acting
 from decod.daemon.page.exposition import CONTENT_TYPE, exposition
 from decod.daemon.page.feed import PageFeed
 from decod.journal.logs import log_note
@@ -59,18 +61,20 @@ HEAD_SIZE_MAX_BYTES = 16 << 10
 """Of a request's head, whether it comes in one piece or in many."""
 
 
-def page_app(feed: PageFeed, host: str) -> ASGIApp:
+def page_app(feed: PageFeed, host: str, acting: Acting | None = None) -> ASGIApp:
     """Return the application.
 
     Args:
         feed: What the page shows.
         host: The name or address that the operator has chosen. Requests may use it.
+        acting: Acts on the node; None if the page is only to be read.
     """
 
     async def state(request: Request) -> Response:
         query = request.query_params
         num_steps, num_events = (_count(query.get(name)) for name in ("steps", "events"))
         news = await feed.since(query.get("generation", ""), num_steps, num_events)
+        news["acts"] = acting is not None
         text = json.dumps(news, separators=(",", ":"), allow_nan=False)
         return Response(text, media_type="application/json")
 
@@ -83,7 +87,9 @@ def page_app(feed: PageFeed, host: str) -> ASGIApp:
         Route("/metrics", metrics),
         *(_static_route(name, content) for name, content in _static_files()),
     ]
-    return _Guard(Router(routes, redirect_slashes=False), host)
+    if acting is not None:
+        routes.append(Route(PATH, acting.act, methods=["POST"]))
+    return _Guard(Router(routes, redirect_slashes=False), host, acting)
 
 
 def _count(text: str | None) -> int:
@@ -109,8 +115,8 @@ def _static_route(name: str, content: bytes) -> Route:
 class _Guard:
     """Refuses what is not for this page, and puts the security headers on every answer."""
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, host: str, acting: Acting | None) -> None:
+        self._app, self._acting = app, acting
         self._names = {"localhost", host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -137,12 +143,14 @@ class _Guard:
         if _head_size_bytes(scope) > HEAD_SIZE_MAX_BYTES:
             text = f"the head of a request has at most {HEAD_SIZE_MAX_BYTES} bytes\n"
             return PlainTextResponse(text, 431, headers={"Connection": "close"})
-        if scope["method"] not in ("GET", "HEAD"):
+        acts = self._acting is not None and (scope["method"], scope["path"]) == ("POST", PATH)
+        if not acts and scope["method"] not in ("GET", "HEAD"):
             text = "this page can only be read: use GET\n"
             return PlainTextResponse(text, 405, headers={"Allow": "GET, HEAD"})
         given = [value for name, value in scope["headers"] if name == b"host"]
         if len(given) == 1 and self._is_here(given[0].decode("latin-1")):
-            return None
+            refusal = self._acting.refusal(scope) if self._acting is not None and acts else None
+            return None if refusal is None else PlainTextResponse(refusal[1], refusal[0])
         text = (
             "the Host header does not name this node: use its IP address, localhost, or the name "
             "in --page NAME:PORT\n"

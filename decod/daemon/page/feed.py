@@ -10,7 +10,7 @@ from typing import Any
 
 from decod.ids import NodeId
 from decod.journal.credit import credit_of
-from decod.journal.history import MemberEvent, RunHistory
+from decod.journal.history import TOLD_MAX, RunEvent, RunHistory
 from decod.journal.step_metrics import STEP_METRIC_NAMES
 from decod.journal.told_status import mapping_in, number_in, sequence_in, slow_texts, spent_text
 from decod.texts import clean_text
@@ -28,8 +28,10 @@ MEMBERS_MAX = 5000
 LINKS_MAX = 20_000
 FORMER_SHOWN_MAX = 200
 _RECENT_MAX = 16
+_AWAITED_MAX = 8
+_ID_LENGTH = 8
 
-_NODE_NUMBERS = ("capacity", "flows", "microbatches")
+_NODE_NUMBERS = ("capacity", "flows", "microbatches", "memory_bytes", "since_iteration")
 _RUN_NUMBERS = (
     *("iteration", "num_iterations", "loss", *STEP_METRIC_NAMES),
     *("tokens_per_s", "num_tokens", "age_s", "left_s"),
@@ -76,6 +78,9 @@ class PageFeed:
 
     async def _refreshed(self) -> Status:
         self._status = await self._ask() or {}
+        curve = mapping_in(self._status, "curve")
+        # At the leader itself these are its own points, so nothing in them is new.
+        self.history.learn(_points(curve, "steps", 4), _points(curve, "held_out", 2))
         self._state = page_state(self._status, self.history)
         self._next_s = self._clock() + _fresh_s(self._status, len(self._state["members"]))
         return self._status
@@ -143,7 +148,7 @@ def _own_node(status: Status, own: Status) -> dict[str, Any]:
     credit = credit_of(mapping_in(status, "credit"))
     return {
         **{name: _text(own, name) for name in _OWN_TEXTS},
-        "id": _text(own, "id")[:8],
+        "id": _text(own, "id")[:_ID_LENGTH],
         "stage": number_in(own, "stage_index"),
         "capacity": number_in(own, "capacity"),
         "microbatches": number_in(contributed, "num_microbatches"),
@@ -171,8 +176,8 @@ def _members(status: Status, history: RunHistory) -> tuple[list[dict[str, Any]],
             done = history.total(node_id)
             members.append(
                 {
-                    "id": clean_text(node_id, limit=8),
-                    "name": _text(node, "name") or clean_text(node_id, limit=8),
+                    "id": clean_text(node_id)[:_ID_LENGTH],
+                    "name": _text(node, "name") or clean_text(node_id)[:_ID_LENGTH],
                     "stage": index,
                     "role": _text(node, "duty") or _text(node, "role"),
                     "state": "lost" if node_id in history.lost else _text(node, "state"),
@@ -180,6 +185,10 @@ def _members(status: Status, history: RunHistory) -> tuple[list[dict[str, Any]],
                     "microbatches": max((numbers["microbatches"], done), key=lambda n: n or 0),
                     "spends": spent_text(node),
                     "device": _text(node, "device"),
+                    "reach": _text(node, "reach"),
+                    "waits_for": [
+                        clean_text(each)[:_ID_LENGTH] for each in _strings(node.get("waits_for"))
+                    ],
                     "holds_up": node_id in slow,
                     "own": node_id == own_id,
                     "leads": node_id == leader_id,
@@ -207,19 +216,36 @@ def _links(status: Status, places: Mapping[object, int]) -> list[dict[str, Any]]
     return links
 
 
-def _event(one: MemberEvent) -> dict[str, Any]:
+def _points(curve: Mapping[str, Any], name: str, size: int) -> list[Any]:
+    """Return the points of a curve that another node tells. What is no number is None."""
+    found = curve.get(name)
+    rows = found[:TOLD_MAX] if isinstance(found, list) else []
+    rows = [row for row in rows if isinstance(row, list) and len(row) == size]
+    points = [[number_in({"": each}, "") for each in row] for row in rows]
+    # A step may have no loss and no rate.
+    return [row for row in points if None not in row[:2]]
+
+
+def _event(one: RunEvent) -> dict[str, Any]:
     return {
         "time_s": one.time_s,
         "kind": one.kind,
+        "iteration": one.iteration,
         "name": clean_text(one.name),
         "stage": one.stage_index,
         "reason": clean_text(one.reason),
+        "cost_s": one.cost_s,
     }
 
 
 def _short(number: float | None) -> float | None:
     """Return a number with three digits: more would only be bytes."""
     return None if number is None else float(f"{number:.3g}")
+
+
+def _strings(value: object) -> list[str]:
+    found = value[:_AWAITED_MAX] if isinstance(value, list) else []
+    return [each for each in found if isinstance(each, str)]
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:

@@ -53,20 +53,30 @@ async def page_served(config: NodeConfig, host: Host, say: Say) -> AsyncIterator
 
 
 async def _serve(config: NodeConfig, host: Host, listener: socket.socket, say: Say) -> None:
-    server = await in_thread(lambda: _loaded(config, host))
+    server, token = await in_thread(lambda: _loaded(config, host))
     address = join_address(config.page_host, listener.getsockname()[1])
+    # Behind #, so that browsers never send it, and no log on the way has it.
+    host.shows_page(f"http://{address}/" + (f"#token={token}" if token else ""))
     log_note(_log, "page.served", {"url": f"http://{address}/"})
     if config.page_host not in _LOOPBACK:
         say(f"http://{address}/ shows the run's nodes, and what they do, to all who can reach it")
     await server.run(listener)
 
 
-def _loaded(config: NodeConfig, host: Host) -> "HttpServer":
-    """Return the server. Loading its libraries takes a tenth of a second."""
+def _loaded(config: NodeConfig, host: Host) -> "tuple[HttpServer, str]":
+    """Return the server, and the token with which its page acts; empty if it can't.
+
+    Loading its libraries takes a tenth of a second.
+    """
+    from decod.daemon.page.acting import Acting
     from decod.daemon.page.app import HttpServer, page_app
 
     feed = PageFeed(host.status, host.history, time.monotonic)
-    return HttpServer(page_app(feed, config.page_host))
+    acting = None
+    if config.page_acts and config.page_host in _LOOPBACK:
+        acting = Acting(host.operate)
+    server = HttpServer(page_app(feed, config.page_host, acting))
+    return server, "" if acting is None else acting.token
 
 
 def _ended(serving: "asyncio.Task[None]") -> None:

@@ -1,7 +1,17 @@
 """What a page remembers of a run: losses, and who came and went."""
 
+from pathlib import Path
+
 from decod.ids import NodeId
-from decod.journal.history import EVENTS_MAX, FORMER_MAX, STEPS_MAX, RunHistory, SeenMember
+from decod.journal.history import (
+    EVENTS_MAX,
+    FORMER_MAX,
+    STEPS_MAX,
+    TOLD_MAX,
+    RunHistory,
+    SeenMember,
+)
+from decod.journal.iteration_file import IterationFile, read_curve
 from tests.support.noted import noted
 
 
@@ -138,3 +148,81 @@ def test_another_daemon_goes_on_with_the_losses_of_the_one_before() -> None:
     ]
     history.restore(before)
     assert len(history.since("", 0, 0)["steps"]) == 3, "a second life of the node changes nothing"
+
+
+def test_a_loss_costs_what_the_iteration_took_longer() -> None:
+    history = RunHistory()
+    history.see([member("a"), member("b")], time_s=0.0)
+    for iteration in range(1, 6):
+        commit(history, iteration)
+    before = history.generation
+    history.take(noted("member.lost", {"peer": "b", "reason": "silent"}, 5.5))
+    assert history.events[-1].cost_s is None
+    fields = {"iteration": "6.1", "loss": 2.0, "num_tokens": 10}
+    history.take(noted("step.committed", fields, 8.5))
+    lost = history.events[-1]
+    assert (lost.iteration, lost.cost_s) == (5, 2.5)
+    assert history.generation != before, "readers get it again"
+    history.take(noted("step.committed", fields | {"iteration": "7.1"}, 9.5))
+    assert history.events[-1].cost_s == 2.5
+
+
+def test_a_node_that_came_late_learns_the_curves_from_the_leader() -> None:
+    leader, late = RunHistory(), RunHistory()
+    for iteration in range(1, 1001):
+        commit(leader, iteration, loss=5.0 - iteration / 500)
+        if not iteration % 2:
+            evaluated = {"iteration": iteration, "loss": 1.0}
+            leader.take(noted("evaluation.done", evaluated, float(iteration)))
+        if iteration > 900:
+            commit(late, iteration)
+    told = leader.told()
+    assert len(told["steps"]) <= TOLD_MAX
+    assert len(told["held_out"]) <= TOLD_MAX
+    assert told["steps"][-1][0] == 1000
+    for _ in range(2):
+        late.learn(told["steps"], told["held_out"])
+    news = late.since("", 0, 0)
+    iterations = [step[0] for step in news["steps"]]
+    assert iterations == sorted(set(iterations))
+    assert iterations[0] < 10
+    assert iterations[-100:] == list(range(901, 1001))
+    assert news["held_out"] == told["held_out"]
+
+
+def test_turns_of_a_run_are_events_also_after_a_restart() -> None:
+    turns = [
+        noted("checkpoint.written", {"iteration": 1}, 1.5),
+        noted("leader.elected", {"term": 2, "num_votes": 3}, 1.6),
+        noted("run.recut", {"iteration": 1, "blocks": "1, 2", "duration_s": 1.0}, 1.7),
+        noted("run.returned", {"iteration": 1, "reason": "stage 1 lost"}, 1.8),
+    ]
+    history = RunHistory()
+    first = noted("step.committed", {"iteration": "1.1", "loss": 2.0, "num_tokens": 10}, 1.0)
+    history.restore([first, *turns])
+    assert [(one.kind, one.iteration) for one in history.events] == [
+        ("checkpoint", 1),
+        ("elected", 1),
+        ("recut", 1),
+        ("returned", 1),
+    ]
+    assert history.events[-1].reason == "stage 1 lost"
+
+
+def test_the_table_of_iterations_gives_the_whole_curve(tmp_path: Path) -> None:
+    """The journal on the disk may begin later, since its oldest files are removed."""
+    path = tmp_path / "iterations.csv"
+    file = IterationFile(path)
+    time = "2026-01-02T03:04:05.678Z"
+    file.add([{"iteration": i, "time": time, "loss": 3.0} for i in range(1, 6)])
+    file.add([{"iteration": 6, "time": time, "tokens_per_s": 12.5}])
+    file.close()
+    with path.open("a") as spoilt:
+        spoilt.write("7,yesterday,1\n")
+    history = RunHistory()
+    kept = noted("step.committed", {"iteration": "6.1", "loss": 2.0, "num_tokens": 10}, 9.0)
+    history.restore([kept], read_curve(path))
+    steps = history.since("", 0, 0)["steps"]
+    assert [step[0] for step in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[0] == [1, 1767323045.7, 3.0, None]
+    assert steps[-1] == [6, 9.0, 2.0, None]

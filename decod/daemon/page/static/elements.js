@@ -53,6 +53,12 @@ export function speed(bytes) {
   return `${number(amount, amount < 10 ? 1 : 0)} ${unit}`;
 }
 
+/** Returns an amount of memory: "24 GB". */
+export function size(bytes) {
+  if (bytes === null || bytes === undefined) return "–";
+  return bytes >= 1e9 ? `${number(bytes / 1e9, 1)} GB` : `${number(bytes / 1e6)} MB`;
+}
+
 /** Returns a duration in milliseconds. */
 export function milliseconds(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -75,6 +81,26 @@ export function clock(seconds) {
   const time = date.toLocaleTimeString("en-GB");
   if (date.toDateString() === new Date().toDateString()) return time;
   return `${date.toLocaleDateString("en-CA")} ${time}`;
+}
+
+const HAPPENED = {
+  there: "was there at the start",
+  came: "came",
+  left: "left",
+  lost: "was lost",
+  gone: "is gone",
+  elected: "this node was elected leader",
+  recut: "the model was cut anew",
+  returned: "the run went back to this iteration",
+  checkpoint: "checkpoint",
+};
+
+/** Returns what happened, in a sentence. */
+export function happened({ kind, name, stage, reason, cost_s: cost }) {
+  const who = name ? `${name} (stage ${stage}) ` : "";
+  const why = reason ? `: ${reason}` : "";
+  const delay = cost === null ? "" : `; it cost ${number(cost, 1)} s`;
+  return `${who}${HAPPENED[kind] ?? kind}${why}${delay}`;
 }
 
 const GOOD = ["training", "aggregating", "finished"];

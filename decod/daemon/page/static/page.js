@@ -1,16 +1,19 @@
 // Asks the node for the run's state once a second, and shows it.
 
-import { Chart } from "./chart.js";
-import { byId, clock, duration, fill, html, milliseconds, number, setText, speed, tone } from "./elements.js";
+import { takeToken } from "./acting.js";
+import { memberButtons, showControls } from "./controls.js";
+import { Curves } from "./curves.js";
+import { byId, clock, duration, fill, happened, html, milliseconds, number, setText, size, speed, tone } from "./elements.js";
 import { drawPicture } from "./picture.js";
 
 const PERIOD_MS = 1000;
 const TIMEOUT_MS = 5000;
 const STEPS_SHOWN_MAX = 50;
 const EVENTS_SHOWN_MAX = 200;
+const MEMBER_EVENTS_MAX = 8;
 
-const history = { generation: "", steps: [], events: [] };
-const charts = [new Chart("loss", 2, 4), new Chart("rate", 3, 0)];
+const history = { generation: "", steps: [], events: [], held_out: [] };
+const curves = new Curves();
 let state = null;
 let answered = null;
 
@@ -28,6 +31,7 @@ function remember(news) {
   if (first) Object.assign(history, { generation: news.generation, steps: [], events: [] });
   history.steps.push(...news.steps);
   history.events.push(...news.events);
+  history.held_out = news.held_out;
   return first ? [] : news.events;
 }
 
@@ -61,7 +65,7 @@ function setGone(text) {
 
 /** Tells a screen reader who came and went. */
 function announce(events) {
-  if (events.length) setText("news", events.map((event) => `${event.name} ${VERBS[event.kind]}`).join("; "));
+  if (events.length) setText("news", events.map(happened).join("; "));
 }
 
 function show(now) {
@@ -75,6 +79,7 @@ function show(now) {
   setText("version", node.decod_version);
   setText("credit", node.credit);
   setText("updated", clock(answered));
+  showBar(run);
   fill("facts", [run, now.members.length], () => facts(runFacts(now)));
   fill("node-facts", node, () => facts(nodeFacts(node)));
   fill("steps-rows", history.steps.slice(-STEPS_SHOWN_MAX), stepRows);
@@ -85,8 +90,17 @@ function show(now) {
   setText("members-count", `${number(now.members.length)} present, ${number(now.former.length)} gone`);
   setText("picture-summary", summary(now));
   setText("slow", run.slow.join("; "));
-  drawPicture(now);
-  charts.forEach((chart) => chart.show(history.steps));
+  drawPicture(now, showMember);
+  showControls(now);
+  curves.show(history, run.iteration ? (run.num_tokens ?? 0) / run.iteration : 1);
+}
+
+function showBar({ iteration, num_iterations: all, left_s: left, num_tokens: tokens }) {
+  byId("bar-box").hidden = !all;
+  if (!all) return;
+  byId("bar").value = (iteration ?? 0) / all;
+  const ends = left === null ? "" : `, ${duration(left)} left`;
+  setText("bar-text", `${number((100 * iteration) / all, 0)} %: ${number(iteration)} of ${number(all)} iterations, ${number(tokens)} tokens${ends}`);
 }
 
 function facts(pairs) {
@@ -95,21 +109,22 @@ function facts(pairs) {
 
 function runFacts({ run, members }) {
   return [
-    ["Iteration", number(run.iteration) + (run.num_iterations ? ` of ${number(run.num_iterations)}` : "")],
+    ["Iteration", number(run.iteration)],
     ["Loss", number(run.loss, 4)],
     ["Tokens/s", number(run.tokens_per_s)],
     ["Tokens so far", number(run.num_tokens)],
     ["Running for", duration(run.age_s)],
-    ["Time left", duration(run.left_s)],
     ["Members", number(members.length)],
     ["Leader", run.electing ? "being elected" : run.leader || "–"],
-    ["Organisation", run.organisation || "–"],
+    ["Organisation", run.organisation],
     ["Waiting to enter", number(run.num_candidates)],
     ["Checkpoint", number(run.checkpoint)],
     ["Held-out loss", number(run.held_out_loss, 4)],
     ["Held-out perplexity", number(run.held_out_perplexity, 2)],
-  ];
+  ].filter(isKnown);
 }
+
+const isKnown = ([, value]) => value && value !== "–";
 
 function nodeFacts(node) {
   const known = [
@@ -155,7 +170,9 @@ function memberRows({ members, former }) {
   };
   const rows = members.map((one) => {
     const tags = [one.leads && "leads", one.own && "this node", one.holds_up && "holds the run up"].filter(Boolean);
-    const name = html("th", { scope: "row" }, one.name, ...tags.map((tag) => html("span", { class: "tag" }, tag)));
+    const open = html("button", { type: "button", class: "plain" }, one.name);
+    open.addEventListener("click", () => showMember(one));
+    const name = html("th", { scope: "row" }, open, ...tags.map((tag) => html("span", { class: "tag" }, tag)));
     const where = [cell(number(one.stage)), cell(one.role || "–"), cell(one.state || "–", tone(one.state))];
     const counts = [one.capacity, one.flows, one.microbatches].map(counted);
     return html("tr", {}, name, ...where, ...counts, share(one), cell(one.spends || "–"), cell(one.device || "–"));
@@ -185,18 +202,14 @@ function linkRows({ links, members }) {
   );
 }
 
-const VERBS = { there: "was there at the start", came: "came", left: "left", lost: "was lost", gone: "is gone" };
-
 function eventItems() {
   if (!history.events.length) return [html("li", {}, "nobody yet")];
   return history.events
     .slice(-EVENTS_SHOWN_MAX)
     .reverse()
     .map((event) => {
-      const kind = { there: "", came: "good", lost: "bad" }[event.kind] ?? "warn";
-      const what = html("strong", { class: kind }, VERBS[event.kind] ?? event.kind);
-      const why = event.reason ? `: ${event.reason}` : "";
-      return html("li", {}, html("time", {}, clock(event.time_s)), `${event.name} (stage ${event.stage}) `, what, why);
+      const kind = { there: "", checkpoint: "", came: "good", lost: "bad" }[event.kind] ?? "warn";
+      return html("li", {}, html("time", {}, clock(event.time_s)), html("span", { class: kind }, happened(event)));
     });
 }
 
@@ -217,5 +230,47 @@ function summary({ members, links, num_stages: stages, run }) {
   return `${people}; ${number(clients)} of them clients, which take work from their stage's servers.`;
 }
 
-new ResizeObserver(() => state && drawPicture(state)).observe(byId("picture-box"));
+const REACHES = { dialled: "by anybody", outbound: "by its own connections" };
+
+function waitsFor({ waits_for: ids, state: own }) {
+  if (own === "paused") return "being resumed";
+  return ids.map((id) => state.members.find((other) => other.id === id)?.name ?? id).join(", ");
+}
+
+/** Shows all that is known of one member. */
+function showMember(one) {
+  const place = state.members.findIndex((other) => other.id === one.id);
+  const fastest = (end) => {
+    const speeds = state.links.filter((link) => link[end] === place).map((link) => link.bytes_per_s ?? 0);
+    return Math.max(0, ...speeds) ? speed(Math.max(...speeds)) : null;
+  };
+  const events = history.events.filter((event) => event.name === one.name).slice(-MEMBER_EVENTS_MAX);
+  setText("member-name", one.name);
+  const known = [
+    ["Id", one.id],
+    ["Stage", number(one.stage)],
+    ["Role", one.role],
+    ["State", one.state],
+    ["Device", one.device],
+    ["Memory", size(one.memory_bytes)],
+    ["Sends at up to", fastest("from")],
+    ["Receives at up to", fastest("to")],
+    ["Reached", REACHES[one.reach]],
+    ["In the run since", `iteration ${number(one.since_iteration)}`],
+    ["Waits for", waitsFor(one)],
+    ["Capacity", number(one.capacity)],
+    ["Flows", number(one.flows)],
+    ["Microbatches", number(one.microbatches)],
+    ["An iteration", one.spends],
+    ["History", events.map((event) => `${clock(event.time_s)} ${event.kind}`).join(", ")],
+  ];
+  // What a node says of itself comes last, and replaces what the leader says.
+  const all = new Map(one.own ? [...known, ...nodeFacts(state.node)] : known);
+  byId("member-facts").replaceChildren(...facts([...all].filter(isKnown)));
+  byId("member-buttons").replaceChildren(...memberButtons(one));
+  byId("member").showModal();
+}
+
+new ResizeObserver(() => state && drawPicture(state, showMember)).observe(byId("picture-box"));
+takeToken();
 keepLooking();

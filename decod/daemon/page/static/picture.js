@@ -8,15 +8,15 @@ const LABELLED_MAX = 12;
 const MANY = 60;
 const SERVERS = ["frontal", "backward"];
 
-/** Draws the members and links of a state. */
-export function drawPicture(state) {
+/** Draws the members and links of a state. A member that is clicked is opened. */
+export function drawPicture(state, open) {
   const element = byId("picture");
   const width = element.clientWidth || 360;
-  fill("picture", [state.members, state.links, width], () => picture(state, width));
+  fill("picture", [state.members, state.links, width], () => picture(state, width, open));
   if (!byId("legend").childElementCount) byId("legend").append(...legend());
 }
 
-function picture(state, width) {
+function picture(state, width, open) {
   const element = byId("picture");
   const groups = grouped(state);
   const plan = width < NARROW ? rows(groups, width) : columns(groups, width);
@@ -37,7 +37,9 @@ function picture(state, width) {
     parts.push(svg("text", { class: "stage-name", x: group.x + group.width / 2, y: group.y + 17 }, group.title));
     group.members.forEach((member, index) => {
       const { x, y, radius } = group.places[index];
-      parts.push(drawnMember(member, x, y, radius));
+      const drawn = drawnMember(member, x, y, radius);
+      drawn.addEventListener("click", () => open(state.members[member.index]));
+      parts.push(drawn);
       if (group.named) parts.push(svg("text", { x, y: y + radius + 14 }, clipped(member.name, group.room)));
     });
   }
