@@ -136,7 +136,7 @@ def test_a_reader_with_the_token_acts_on_the_node(cluster: Cluster) -> None:
     made = act(leader, command="token_create", uses=3)
     assert made["join_string"].startswith("decod1-")
     assert len(made["qr"]) == len(made["qr"][0])
-    values = act(leader, command="set", values={"upload": "100"})["settings"]
+    values = act(leader, command="set", values={"upload": "100mbit"})["settings"]
     assert {one["name"]: one["value"] for one in values}["upload"].startswith("100")
     act(leader, command="set", values={"upload": "default"})
 
