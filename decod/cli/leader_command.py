@@ -74,6 +74,12 @@ from decod.config.node_config import RESUME_AUTO
     help="Send loss and rates of iterations to this project of Weights & Biases; needs the extra"
     " wandb.",
 )
+@click.option(
+    "--public-page",
+    type=click.IntRange(0, 65_535),
+    metavar="PORT",
+    help="Show the run to the world at this port: read-only, and without addresses.",
+)
 def leader(run_file: Path, **options: Any) -> int:
     """Start a training run and print its join string.
 

@@ -340,6 +340,7 @@ def node_config(options: Mapping[str, Any]) -> NodeConfig:
         tensorboard_dir=absolute(options.get("tensorboard")),
         wandb_project=options.get("wandb"),
         serves_page=not options["no_page"],
+        public_page_port=options.get("public_page"),
         page_acts=not options["page_read_only"],
         page_host=page_host,
         page_port=page_port,

@@ -230,6 +230,9 @@ class NodeConfig:
 
     serves_page: bool = True
     """True if this node serves the run's page and its metrics over HTTP."""
+    public_page_port: int | None = None
+    """TCP port at which a leader serves a page without addresses and controls to everybody. 0: the
+    system chooses a free one. Absent: none."""
     page_acts: bool = True
     """True if a reader on this host who has the token can act on the node by the page."""
     page_host: str = PAGE_HOST
@@ -239,7 +242,8 @@ class NodeConfig:
     taken."""
 
     def __post_init__(self) -> None:
-        for kind, port in (("listen", self.listen_port), ("page", self.page_port)):
+        ports = {"listen": self.listen_port, "page": self.page_port}
+        for kind, port in {**ports, "public page": self.public_page_port}.items():
             if port:
                 _check_port(str(port), f"{kind} port {port}")
         if self.advertise is not None:
@@ -335,6 +339,7 @@ class NodeConfig:
     @property
     def _options(self) -> dict[str, str | None]:
         page = None if self.page_port is None else _joined(self.page_host, self.page_port)
+        public = self.public_page_port
         return {
             "--listen": _joined(self.listen_host, self.listen_port),
             "--advertise": self.advertise,
@@ -353,6 +358,7 @@ class NodeConfig:
             "--checkpoint-store": self.checkpoint_store,
             "--name": self.name,
             "--page": page,
+            "--public-page": None if public is None else str(public),
             "--tensorboard": None if self.tensorboard_dir is None else str(self.tensorboard_dir),
             "--wandb": self.wandb_project,
         }

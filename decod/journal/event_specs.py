@@ -160,6 +160,7 @@ _SPECS = (
     ),
     EventSpec("tracking.failed", "{tracker} failed, training goes on: {reason}", _W),
     EventSpec("page.served", "the run's page is at {url}"),
+    EventSpec("page.published", "everybody can look at the run at port {port} of this host"),
     EventSpec("page.failed", "a bug in decod's web page, training goes on: {reason}", _W),
     EventSpec("receipts.unkept", "this node's receipts are not on disk: {reason}", _W),
     EventSpec(

@@ -51,7 +51,7 @@ def cluster(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     )
     folder = tmp_path_factory.mktemp("pages")
     with Cluster(folder, replace(run, protocol=protocol), corpus) as made:
-        made.start_leader(*PAGE)
+        made.start_leader(*PAGE, "--public-page", "0")
         for stage in (1, 2):
             for index in (0, 1):
                 pages = PAGE if (stage, index) == (1, 0) else ()
@@ -139,6 +139,14 @@ def test_a_reader_with_the_token_acts_on_the_node(cluster: Cluster) -> None:
     values = act(leader, command="set", values={"upload": "100mbit"})["settings"]
     assert {one["name"]: one["value"] for one in values}["upload"].startswith("100")
     act(leader, command="set", values={"upload": "default"})
+
+
+def test_the_leader_shows_the_run_to_the_world(cluster: Cluster) -> None:
+    port = cluster.leader.events("page.published")[-1]["port"]
+    answer = get(port, "/state.json", headers={"Host": "run.example.org"})
+    assert len(answer.json()["members"]) == 5
+    assert cluster.leader.status()["node"]["address"].encode() not in answer.body
+    assert get(port, "/do", method="POST").status == 405
 
 
 def test_prometheus_finds_the_run(cluster: Cluster) -> None:

@@ -247,6 +247,15 @@ def test_the_operator_acts_from_the_page(tab: Any) -> None:
     ]
 
 
+def test_the_public_page_has_nothing_of_the_node(tab: Any) -> None:
+    run, _ = acting_run()
+    with served(run, public=True) as port:
+        open_page(tab, port)
+        assert tab.is_visible("#loss-chart canvas")
+        for hidden in ("#node", "#controls", "#organiser", "#locked", "a[href=metrics]"):
+            assert not tab.is_visible(hidden)
+
+
 def test_another_site_in_the_same_browser_can_not_act(browser: Any) -> None:
     """It even knows the token. It sends what browsers let it send without asking, and the rest."""
     run, acting = acting_run()

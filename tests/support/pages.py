@@ -14,8 +14,9 @@ from typing import Any
 
 from decod.clocks import wall_clock
 from decod.daemon.page.acting import Acting
-from decod.daemon.page.app import HttpServer, page_app
+from decod.daemon.page.app import page_app, public_app
 from decod.daemon.page.feed import PageFeed
+from decod.daemon.page.http_server import HttpServer
 from decod.ids import NodeId
 from decod.journal.history import RunHistory, SeenMember
 from tests.support.noted import noted
@@ -188,11 +189,14 @@ class SimulatedRun:
 
 
 @contextmanager
-def served(run: SimulatedRun, acting: Acting | None = None) -> Iterator[int]:
-    """Serve the page of a simulated run; yield its port."""
+def served(
+    run: SimulatedRun, acting: Acting | None = None, *, public: bool = False
+) -> Iterator[int]:
+    """Serve the page of a simulated run, or its public page; yield its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     feed = PageFeed(run.ask, run.history, time.monotonic)
-    server = HttpServer(page_app(feed, "127.0.0.1", acting))
+    app = public_app(feed, time.monotonic) if public else page_app(feed, "127.0.0.1", acting)
+    server = HttpServer(app)
     loop = asyncio.new_event_loop()
     serving = loop.create_task(server.run(listener))
     thread = threading.Thread(target=_run_until_cancelled, args=(loop, serving))

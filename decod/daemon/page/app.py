@@ -6,27 +6,23 @@ foreign page whose name leads here (DNS rebinding) therefore gets nothing. All t
 comes from here.
 """
 
-import asyncio
-import contextlib
 import ipaddress
-import json
 import logging
-import socket
-from collections import Counter
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
-import uvicorn
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from decod.daemon.page.acting import PATH, Acting
 from decod.daemon.page.exposition import CONTENT_TYPE, exposition
-from decod.daemon.page.feed import PageFeed
+from decod.daemon.page.feed import PageFeed, public_news
+from decod.daemon.page.http_server import HEAD_SIZE_MAX_BYTES
 from decod.journal.logs import log_note
 
 _log = logging.getLogger("decod")
@@ -57,8 +53,10 @@ _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _HEAD
 
 _NUMBER_MAX_DIGITS = 9
 
-HEAD_SIZE_MAX_BYTES = 16 << 10
-"""Of a request's head, whether it comes in one piece or in many."""
+_EACH_PER_S, _EACH_AT_ONCE = 10.0, 60.0
+_ALL_PER_S, _ALL_AT_ONCE = 20.0, 200.0
+_ADDRESSES_MAX = 1000
+"""Of readers of the public page that are remembered, for their rates."""
 
 
 def page_app(feed: PageFeed, host: str, acting: Acting | None = None) -> ASGIApp:
@@ -71,12 +69,7 @@ def page_app(feed: PageFeed, host: str, acting: Acting | None = None) -> ASGIApp
     """
 
     async def state(request: Request) -> Response:
-        query = request.query_params
-        num_steps, num_events = (_count(query.get(name)) for name in ("steps", "events"))
-        news = await feed.since(query.get("generation", ""), num_steps, num_events)
-        news["acts"] = acting is not None
-        text = json.dumps(news, separators=(",", ":"), allow_nan=False)
-        return Response(text, media_type="application/json")
+        return JSONResponse({**await _news(feed, request), "acts": acting is not None})
 
     async def metrics(_: Request) -> Response:
         text = exposition(await feed.status(), feed.history)
@@ -85,11 +78,33 @@ def page_app(feed: PageFeed, host: str, acting: Acting | None = None) -> ASGIApp
     routes = [
         Route("/state.json", state),
         Route("/metrics", metrics),
-        *(_static_route(name, content) for name, content in _static_files()),
+        *_static_routes(),
     ]
     if acting is not None:
         routes.append(Route(PATH, acting.act, methods=["POST"]))
     return _Guard(Router(routes, redirect_slashes=False), host, acting)
+
+
+def public_app(feed: PageFeed, clock: Callable[[], float]) -> ASGIApp:
+    """Return the application for the world: only read, without addresses, and limited in rate.
+
+    Args:
+        feed: What the page shows.
+        clock: Returns monotonic seconds.
+    """
+
+    async def state(request: Request) -> Response:
+        return JSONResponse(public_news(await _news(feed, request)))
+
+    routes = [Route("/state.json", state), *_static_routes()]
+    return _Guard(_Limited(Router(routes, redirect_slashes=False), clock))
+
+
+async def _news(feed: PageFeed, request: Request) -> dict[str, Any]:
+    """Return what a reader lacks."""
+    query = request.query_params
+    num_steps, num_events = (_count(query.get(name)) for name in ("steps", "events"))
+    return await feed.since(query.get("generation", ""), num_steps, num_events)
 
 
 def _count(text: str | None) -> int:
@@ -98,9 +113,10 @@ def _count(text: str | None) -> int:
     return int(text) if plain and text and len(text) <= _NUMBER_MAX_DIGITS else 0
 
 
-def _static_files() -> list[tuple[str, bytes]]:
+def _static_routes() -> list[Route]:
     folder = files(__package__) / "static"
-    return sorted((entry.name, entry.read_bytes()) for entry in folder.iterdir())
+    found = sorted((entry.name, entry.read_bytes()) for entry in folder.iterdir())
+    return [_static_route(name, content) for name, content in found]
 
 
 def _static_route(name: str, content: bytes) -> Route:
@@ -113,11 +129,17 @@ def _static_route(name: str, content: bytes) -> Route:
 
 
 class _Guard:
-    """Refuses what is not for this page, and puts the security headers on every answer."""
+    """Refuses what is not for this page, and puts the security headers on every answer.
 
-    def __init__(self, app: ASGIApp, host: str, acting: Acting | None) -> None:
+    Args:
+        app: Answers the rest.
+        host: The name or address that the operator has chosen. Absent: any will do.
+        acting: Acts on the node; None if the page is only to be read.
+    """
+
+    def __init__(self, app: ASGIApp, host: str | None = None, acting: Acting | None = None) -> None:
         self._app, self._acting = app, acting
-        self._names = {"localhost", host.lower()}
+        self._names = None if host is None else {"localhost", host.lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -147,6 +169,8 @@ class _Guard:
         if not acts and scope["method"] not in ("GET", "HEAD"):
             text = "this page can only be read: use GET\n"
             return PlainTextResponse(text, 405, headers={"Allow": "GET, HEAD"})
+        if self._names is None:
+            return None
         given = [value for name, value in scope["headers"] if name == b"host"]
         if len(given) == 1 and self._is_here(given[0].decode("latin-1")):
             refusal = self._acting.refusal(scope) if self._acting is not None and acts else None
@@ -159,6 +183,7 @@ class _Guard:
 
     def _is_here(self, given: str) -> bool:
         """Return whether a Host header names this node. A page elsewhere can't fake an address."""
+        assert self._names is not None, "only then names matter"
         name, port = _split(given)
         if port and not (port.isascii() and port.isdecimal()):
             return False
@@ -186,129 +211,45 @@ def _split(host: str) -> tuple[str, str]:
     return name, port
 
 
-# --- Uvicorn -------------------------------------------------------------------------------------
-# Uvicorn, set up for a daemon that has an event loop, signals and a log of its own.
+class _Limited:
+    """Answers each address, and all of them together, only so often."""
 
+    def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
+        self._app, self._clock = app, clock
+        self._all = _Bucket(_ALL_AT_ONCE, clock())
+        self._each: OrderedDict[str, _Bucket] = OrderedDict()
 
-CONNECTIONS_MAX = 32
-"""Connections at a time. For a further one, another gives way that asks nothing. If all of them
-ask, it is told to come later (503)."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        client = scope.get("client")
+        if self._allows(client[0] if client else ""):
+            return await self._app(scope, receive, send)
+        text = "too many requests: this page is read every few seconds\n"
+        await PlainTextResponse(text, 429, headers={"Retry-After": "5"})(scope, receive, send)
+        return None
 
-_OPEN_MAX = 2 * CONNECTIONS_MAX
-"""More are closed at once: each takes an open file, which the node may need for its peers."""
-_BACKLOG = 16
-"""asyncio accepts so many at a time, even if no file is left to be opened."""
-
-_WAITING_MAX = 512
-"""So many more wait in the system to be accepted. A host whose connection finds no place there
-tries again a second later."""
-
-_STUCK_S = 10
-"""A connection may take so long to send a request, or to read its answer."""
-_IDLE_S = 5
-_END_S = 1
-"""How long the end waits for answers on their way."""
-
-
-class HttpServer:
-    """Serves an application over HTTP/1.1.
-
-    Args:
-        app: The application.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        # What strangers send is their fault, and no news for the operator.
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-        config = uvicorn.Config(
-            app,
-            http=_Connection,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            backlog=_BACKLOG,
-            limit_concurrency=CONNECTIONS_MAX,
-            timeout_keep_alive=_IDLE_S,
-            timeout_graceful_shutdown=_END_S,
-            h11_max_incomplete_event_size=HEAD_SIZE_MAX_BYTES,
+    def _allows(self, address: str) -> bool:
+        now_s = self._clock()
+        own = self._each.pop(address, None) or _Bucket(_EACH_AT_ONCE, now_s)
+        self._each[address] = own
+        if len(self._each) > _ADDRESSES_MAX:
+            self._each.popitem(last=False)
+        return own.takes(now_s, _EACH_PER_S, _EACH_AT_ONCE) and self._all.takes(
+            now_s, _ALL_PER_S, _ALL_AT_ONCE
         )
-        config.load()
-        self._server = _Server(config)
-
-    async def run(self, listener: socket.socket) -> None:
-        """Serve on a listening socket until the task is cancelled."""
-        serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        try:
-            await asyncio.shield(serving)
-        finally:
-            self._server.end()
-            await asyncio.wait({serving})
 
 
-class _Connection(H11Protocol):
-    """A connection that nobody can keep open without use."""
+@dataclass(slots=True)
+class _Bucket:
+    """A token bucket."""
 
-    begun_s = 0.0
-    """When it began, on the loop's clock."""
+    level: float
+    filled_s: float
 
-    @override
-    def connection_made(  # type: ignore[override]  # As the class above it declares.
-        self, transport: asyncio.Transport
-    ) -> None:
-        super().connection_made(transport)
-        self.begun_s = self.loop.time()
-        if len(self.connections) >= CONNECTIONS_MAX:
-            self._make_room()
-        if len(self.connections) > _OPEN_MAX:
-            transport.abort()
-        else:
-            self.loop.call_later(_STUCK_S, self._look, self.cycle)
-
-    def _make_room(self) -> None:
-        """Close another connection that asks nothing, or at least does not read its answer.
-
-        It is one of the host that has most of them, and of these the one that was there longest.
-        So whoever opens many connections takes the place of nobody but himself, for long.
-        """
-        others = [each for each in self.connections if isinstance(each, _Connection)]
-        others = [each for each in others if each is not self and not each.transport.is_closing()]
-        num_of = Counter(each.client and each.client[0] for each in others)
-        idle = [each for each in others if each.cycle is None or each.cycle.response_complete]
-        found = idle or [each for each in others if each.flow.write_paused]
-        if found:
-            last = min(
-                found, key=lambda each: (-num_of[each.client and each.client[0]], each.begun_s)
-            )
-            last.transport.abort()
-            # Its end is told in the next turn of the loop. The limit counts from now on.
-            self.connections.discard(last)
-
-    def _look(self, last: RequestResponseCycle | None) -> None:
-        """Close the connection if no request has come since the last look."""
-        if self.transport.is_closing():
-            return
-        if self.cycle is last:
-            self.transport.abort()
-        else:
-            self.loop.call_later(_STUCK_S, self._look, self.cycle)
-
-
-class _Server(uvicorn.Server):
-    @override
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for each in sockets or []:
-            # asyncio has told the system how many it accepts at a time.
-            each.listen(_WAITING_MAX)
-
-    @override
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield  # The daemon handles them.
-
-    def end(self) -> None:
-        """Have `serve` return soon."""
-        self.should_exit = True
+    def takes(self, now_s: float, per_s: float, at_once: float) -> bool:
+        """Take one token; return whether there was one."""
+        self.level = min(at_once, self.level + per_s * (now_s - self.filled_s))
+        self.filled_s = now_s
+        if self.level < 1:
+            return False
+        self.level -= 1
+        return True

@@ -93,6 +93,26 @@ class PageFeed:
         return {**self._state, "history": {**news, "events": events}}
 
 
+def public_news(news: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the world may see: no address, nothing of the node, and no text that has one."""
+    history = news["history"]
+    return {
+        **news,
+        "public": True,
+        "run": {**news["run"], "message": ""},
+        "node": {**dict.fromkeys(news["node"]), "decod_version": news["node"]["decod_version"]},
+        "members": [{**one, "own": False} for one in news["members"]],
+        "recent": [],
+        "history": {
+            **history,
+            "events": [
+                one if one["kind"] == "recut" else {**one, "reason": ""}
+                for one in history["events"]
+            ],
+        },
+    }
+
+
 def _fresh_s(status: Status, num_members: int) -> float:
     """Return how long a status may be shown. All but the leader ask the leader for theirs."""
     if mapping_in(status, "leader").get("id") == mapping_in(status, "node").get("id"):

@@ -6,21 +6,24 @@ import math
 import re
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from decod.config.node_config import NodeConfig
 from decod.daemon.host import Host, Leaving
-from decod.daemon.page import app as http
+from decod.daemon.page import http_server as http
 from decod.daemon.page import page_server as server
-from decod.daemon.page.app import HEAD_SIZE_MAX_BYTES, POLICY
+from decod.daemon.page.app import POLICY, public_app
 from decod.daemon.page.exposition import exposition
 from decod.daemon.page.feed import PageFeed, page_state
+from decod.daemon.page.http_server import HEAD_SIZE_MAX_BYTES
 from decod.errors import NetworkError
 from decod.journal.history import STEPS_MAX, RunHistory
 from decod.tasks import in_thread
@@ -164,6 +167,67 @@ def test_secrets_and_addresses_of_others_are_not_shown(port: int) -> None:
     body = get(port, "/state.json").body
     assert b"decod1" not in body
     assert body.count(b"192.0.2.1:7700") == 1, "this node's own"
+
+
+ADDRESS = "198.51.100.7:7700"
+
+
+def test_the_public_page_shows_the_run_without_addresses_and_takes_nothing() -> None:
+    class Talkative(SimulatedRun):
+        async def ask(self) -> dict[str, object]:
+            return await super().ask() | {"message": f"nothing has come from {ADDRESS}"}
+
+    run = Talkative(num_stages=3, num_per_stage=3)
+    run.see()
+    run.train(30)
+    run.lose("b0000001".ljust(52, "x"), f"{ADDRESS} does not answer")
+    with served(run) as own, served(run, public=True) as port:
+        assert ADDRESS.encode() in get(own, "/state.json").body
+        answer = get(port, "/state.json", headers={"Host": "run.example.org"})
+        assert get(port, headers={"Host": "run.example.org"}).status == 200
+        for path in ("/metrics", "/do"):
+            assert get(port, path).status == 404
+        for path in ("/", "/state.json", "/do"):
+            assert get(port, path, method="POST").status == 405
+    for secret in (b"decod1", ADDRESS.encode(), b"192.0.2.1", b"swift-eel"):
+        assert secret not in answer.body
+    shown = answer.json()
+    assert shown["public"] is True
+    assert {key: value for key, value in shown["node"].items() if value is not None} == {
+        "decod_version": "0.1.0"
+    }
+    assert not any(member["own"] for member in shown["members"])
+    assert shown["members"][0]["name"] == "leader"
+    assert len(shown["history"]["steps"]) == 30
+
+
+def test_the_public_page_is_limited_in_rate() -> None:
+    now_s = [0.0]
+    run = SimulatedRun(num_stages=2, num_per_stage=1)
+    limited = public_app(PageFeed(run.ask, run.history, lambda: now_s[0]), lambda: now_s[0])
+
+    def status_of(address: str) -> int:
+        statuses = list[int]()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def receive() -> Any:
+            return {"type": "http.request"}
+
+        scope = {"type": "http", "method": "GET", "path": "/page.css", "raw_path": b"/page.css"}
+        scope |= {"query_string": b"", "headers": [], "client": (address, 1), "root_path": ""}
+        asyncio.run(limited(scope, receive, send))
+        return statuses[0]
+
+    first = Counter(status_of("a") for _ in range(100))
+    assert first == {200: 60, 429: 40}
+    assert status_of("b") == 200
+    now_s[0] = 1.0
+    assert Counter(status_of("a") for _ in range(20)) == {200: 10, 429: 10}
+    crowd = Counter(status_of(f"host-{index}") for index in range(2000))
+    assert 100 < crowd[200] < 200, "all of them together are limited, too"
 
 
 HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[2J\u202e'

@@ -7,6 +7,7 @@ import { byId, clock, duration, fill, happened, html, milliseconds, number, setT
 import { drawPicture } from "./picture.js";
 
 const PERIOD_MS = 1000;
+const PUBLIC_PERIOD_MS = 5000;
 const TIMEOUT_MS = 5000;
 const STEPS_SHOWN_MAX = 50;
 const EVENTS_SHOWN_MAX = 200;
@@ -44,7 +45,7 @@ async function keepLooking() {
     const since = answered ? ` since ${clock(answered)}. What you see is as it was then.` : ".";
     setGone(`This node does not answer${since}`);
   }
-  setTimeout(keepLooking, PERIOD_MS);
+  setTimeout(keepLooking, (found ?? state)?.public ? PUBLIC_PERIOD_MS : PERIOD_MS);
   if (found) take(found);
 }
 
@@ -72,6 +73,7 @@ function show(now) {
   const { run, node } = now;
   const name = run.name || "decod";
   document.title = `${name}: ${run.state || "starting"}`;
+  document.body.classList.toggle("public", Boolean(now.public));
   setText("run-name", name);
   setText("run-state", run.state || "starting");
   byId("run-state").className = `state ${tone(run.state)}`;
