@@ -264,6 +264,7 @@ class _Number(click.FloatRange):
     metavar="N",
     help="The same seed gives the same text; a new one each time if left out.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt.")
 @device_option
 @state_dir_option
 def generate(
@@ -292,7 +293,7 @@ def generate(
     if interactive == (prompt is not None):
         raise click.UsageError("give a PROMPT, - for standard input, or --interactive")
     num_tokens = options.pop("max_tokens")
-    seed = options.pop("seed")
+    seed, as_json = options.pop("seed"), options.pop("as_json")
     sampling = Sampling(seed=secrets.randbits(32) if seed is None else seed, **options)
     # Read before the model is loaded, so that a mistake shows at once.
     text = None if prompt is None else _text_of(prompt)
@@ -301,9 +302,9 @@ def generate(
     else:
         found = _given_model(model, device, base)
     if text is not None:
-        _continue(found, text, sampling, num_tokens, echo=sys.stdout.isatty())
+        _continue(found, text, sampling, num_tokens, echo=sys.stdout.isatty(), as_json=as_json)
     else:
-        _converse(found, sampling, num_tokens)
+        _converse(found, sampling, num_tokens, as_json=as_json)
     return 0
 
 
@@ -446,7 +447,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _continue(
-    model: "TextModel", prompt: str, sampling: Sampling, num_tokens: int, *, echo: bool
+    model: "TextModel",
+    prompt: str,
+    sampling: Sampling,
+    num_tokens: int,
+    *,
+    echo: bool,
+    as_json: bool,
 ) -> None:
     """Print what the model makes of a prompt, as it comes; `echo` prints the prompt before it."""
     prompt_ids = model.tokens_of(prompt)
@@ -455,6 +462,10 @@ def _continue(
             f"the prompt has {len(prompt_ids)} tokens: the model sees only the last "
             f"{model.context_max} of them"
         )
+    if as_json:
+        text = "".join(model.pieces(prompt_ids, sampling, num_tokens=num_tokens))
+        click.echo(json_text({"prompt": prompt, "text": text}))
+        return
     if echo:
         click.echo(click.style(_shown(prompt), bold=True), nl=False, color=use_color())
     for piece in model.pieces(prompt_ids, sampling, num_tokens=num_tokens):
@@ -462,13 +473,13 @@ def _continue(
     click.echo()
 
 
-def _converse(model: "TextModel", sampling: Sampling, num_tokens: int) -> None:
+def _converse(model: "TextModel", sampling: Sampling, num_tokens: int, *, as_json: bool) -> None:
     """Continue each line of standard input. On a terminal, Ctrl-C ends a text, not the command."""
     for number, line in enumerate(_lines()):
         # The same prompt again gives another text.
         each = replace(sampling, seed=sampling.seed + number)
         try:
-            _continue(model, line, each, num_tokens, echo=False)
+            _continue(model, line, each, num_tokens, echo=False, as_json=as_json)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise

@@ -81,6 +81,7 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     parts += _arrival_lines(status)
     parts += checkpoint_lines(mapping_in(status, "checkpoint"))
     parts += evaluation_lines(mapping_in(status, "evaluation"))
+    parts += text_lines(mapping_in(status, "texts"))
     parts += refusal_lines(mapping_in(status, "counters"))
     if (audits := mapping_in(status, "audits")).get("num_worked"):
         parts.append(_audits_line(audits))
@@ -300,6 +301,20 @@ def evaluation_lines(evaluation: Mapping[str, Any]) -> list[Text]:
     if evaluation.get("problem"):
         problem = clean_text(evaluation["problem"], limit=500)
         lines.append(Text(f"held-out text: {problem}", style="yellow"))
+    return lines
+
+
+def text_lines(texts: Mapping[str, Any]) -> list[Text]:
+    """Return lines on what the model writes now, and what it costs the leader to ask it."""
+    lines = [
+        Text(f"it writes: {text_in(one, 'prompt')}{text_in(one, 'text')}")
+        for one in sequence_in(texts, "last")
+    ]
+    if lines and (share := number_in(texts, "share")) is not None:
+        lines[-1].append(f"  (takes {share:.1%} of the time)", style="dim")
+    if texts.get("problem"):
+        problem = clean_text(texts["problem"], limit=500)
+        lines.append(Text(f"what the model writes: {problem}", style="yellow"))
     return lines
 
 

@@ -78,9 +78,14 @@ class CardConfig:
         return tuple(name.strip() for name in self.datasets.split(",") if name.strip())
 
 
+PROMPTS_MAX = 3
+PROMPT_LENGTH_MAX = 500
+"""In characters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationConfig:
-    """Settings of the leader's measurements on held-out text."""
+    """Settings of the leader's measurements on held-out text, and of what the model writes."""
 
     held_out: str = ""
     """Folder of that text, as `decod data prepare` writes it, absolute or as seen from this file,
@@ -93,8 +98,24 @@ class EvaluationConfig:
     device: str = "cpu"
     """The leader's device for it: `cpu`, `auto` or `cuda:N`. A second copy of the model must fit
     there."""
+    prompts: str = ""
+    """Beginnings of texts, one on each line and at most `PROMPTS_MAX`. The leader has the model go
+    on with them now and then, on this device. Empty: none."""
+
+    @property
+    def beginnings(self) -> tuple[str, ...]:
+        """The prompts."""
+        return tuple(line for line in self.prompts.splitlines() if line.strip())
 
     def __post_init__(self) -> None:
+        longest = max(map(len, self.beginnings), default=0)
+        if len(self.beginnings) > PROMPTS_MAX or longest > PROMPT_LENGTH_MAX:
+            raise ConfigError(
+                f"evaluation.prompts has {len(self.beginnings)} lines of {longest} characters",
+                why=f"the model goes on with at most {PROMPTS_MAX} prompts of {PROMPT_LENGTH_MAX}"
+                " characters each",
+                fix="give fewer or shorter ones, each on a line of its own",
+            )
         if not 0 <= self.every_iterations <= EVERY_MAX:
             raise ConfigError(
                 f"evaluation.every_iterations is {self.every_iterations}",

@@ -14,7 +14,7 @@ from decod.daemon.checks import check_shards, chosen_model, manifest_of, read_at
 from decod.daemon.contact import patiently
 from decod.daemon.desk import Desk
 from decod.daemon.entry import EntryFinder, LeaderOptions, continued, founded
-from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
+from decod.daemon.evaluating import EvaluationPlan, Evaluations, ModelTexts, require_held_out
 from decod.daemon.exporting import CardFacts, base_of_run, complete_folder, export_model
 from decod.daemon.host import Host, Leaving, Say, run_until_left
 from decod.daemon.life import Life, announce, reach_of_data_node, take_part
@@ -268,17 +268,17 @@ class _Leading:
             on_written=lambda iteration, cut: node.core.post(CheckpointWritten(iteration, cut)),
         )
         self.describe_checkpoint = self._checkpoints.describe
-        self._evaluations = Evaluations(
-            EvaluationPlan(
-                config=run_file.evaluation,
-                batch=part.run.batch,
-                folder=folder.with_name("evaluated"),
-                export=self._export_quietly,
-            ),
-            node.progress,
-            self._node.note,
+        plan = EvaluationPlan(
+            config=run_file.evaluation,
+            batch=part.run.batch,
+            folder=folder.with_name("evaluated"),
+            export=self._export_quietly,
         )
+        self._evaluations = Evaluations(plan, node.progress, node.note)
         self.describe_evaluation = self._evaluations.describe
+        plan = dataclasses.replace(plan, folder=folder.with_name("continued"))
+        self._texts = ModelTexts(plan, node.progress, node.note)
+        self.describe_texts = self._texts.describe
         self._handed_out: set[str] = set()
         """The addresses in the join strings that the operator has been shown."""
         self._written: str | None = None
@@ -357,6 +357,7 @@ class _Leading:
                 stop = await self._run()
         finally:
             await self._evaluations.close()
+            await self._texts.close()
             await self._checkpoints.close()
         if stop.reason is StopReason.DRAINED:
             self._say(f"left the run: {stop.detail}")

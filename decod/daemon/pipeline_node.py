@@ -106,6 +106,9 @@ class LeaderDuties(Protocol):
     def describe_checkpoint(self) -> dict[str, Any]:
         """Return the checkpoint part of `decod status`."""
 
+    def describe_texts(self) -> dict[str, Any]:
+        """Return the part of `decod status` about what the model writes."""
+
     def describe_evaluation(self) -> dict[str, Any]:
         """Return the evaluation part of `decod status`."""
 
@@ -510,6 +513,7 @@ class PipelineNode(Node):
             "node": me,
             "checkpoint": None if duties is None else duties.describe_checkpoint(),
             "evaluation": None if duties is None else duties.describe_evaluation(),
+            "texts": None if duties is None else duties.describe_texts(),
             "curve": None if duties is None else self._host.history.told(),
             "cut": self.recutting.describe(),
             "states": self.states.describe(),

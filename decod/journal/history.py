@@ -31,6 +31,13 @@ FORMER_MAX = 1000
 TOLD_MAX = 120
 """Iterations, and as many evaluations, of the curves that a leader tells others."""
 
+TEXTS_MAX = 90
+TEXTS_TOLD_MAX = 9
+"""Texts that are kept, and that a leader tells others."""
+
+ModelText = tuple[int, str, str]
+"""Iteration, prompt, and how the model goes on with it."""
+
 _NUM_USUAL = 16
 """An iteration's usual duration is the median of so many."""
 
@@ -96,6 +103,8 @@ class RunHistory:
     """The oldest first."""
     held_out: list[tuple[int, float]] = field(default_factory=list)
     """Iterations that were evaluated on held-out text, and their losses."""
+    texts: list[ModelText] = field(default_factory=list)
+    """What the model has written, the oldest first."""
     num_came: int = 0
     num_lost: int = 0
     num_left: int = 0
@@ -130,6 +139,7 @@ class RunHistory:
             "steps": self._steps[max(0, num_steps) :],
             "events": self.events[max(0, num_events) :],
             "held_out": self.held_out,
+            "texts": self.texts,
         }
 
     def told(self) -> dict[str, Any]:
@@ -137,10 +147,20 @@ class RunHistory:
         return {
             "steps": _thinned(self._steps, TOLD_MAX),
             "held_out": _thinned(self.held_out, TOLD_MAX),
+            "texts": self.texts[-TEXTS_TOLD_MAX:],
         }
 
-    def learn(self, steps: Iterable[Point], held_out: Iterable[tuple[int, float]]) -> None:
-        """Take in the points of a leader's curves that lie before this node's own."""
+    def learn(
+        self,
+        steps: Iterable[Point],
+        held_out: Iterable[tuple[int, float]],
+        texts: Iterable[ModelText] = (),
+    ) -> None:
+        """Take in the points of a leader's curves that lie before this node's own, and the rest."""
+        newest = self.texts[-1][0] if self.texts else 0
+        for text in texts:
+            if text[0] > newest:
+                self._add_text(text)
         first = self._steps[0][0] if self._steps else math.inf
         if earlier := [point for point in steps if point[0] < first]:
             self._steps = earlier + self._steps
@@ -185,6 +205,9 @@ class RunHistory:
             self._append([iteration, round(entry.time_s, 1), _rounded(fields["loss"]), rate])
         elif entry.event == "evaluation.done":
             self.learn((), [(int(fields["iteration"]), float(_rounded(fields["loss"]) or 0.0))])
+        elif entry.event == "text.written":
+            prompt, text = str(fields["prompt"]), str(fields["text"])
+            self._add_text((int(fields["iteration"]), prompt, text))
         elif entry.event in RUN_EVENTS:
             self._take_turn(entry)
         elif entry.event == "node.started":
@@ -311,6 +334,14 @@ class RunHistory:
             self._steps = [step for step in self._steps if step[0] <= iteration]
             self.held_out = [one for one in self.held_out if one[0] <= iteration]
             self._num_rewritten += 1
+
+    def _add_text(self, text: ModelText) -> None:
+        self.texts.append(text)
+        if len(self.texts) > TEXTS_MAX:
+            # Texts of one iteration, for several prompts, go together.
+            iterations = sorted({iteration for iteration, _, _ in self.texts})
+            kept = {*iterations[: len(iterations) // 2 : 2], *iterations[len(iterations) // 2 :]}
+            self.texts = [one for one in self.texts if one[0] in kept]
 
     def _append(self, point: Point) -> None:
         self._steps.append(point)

@@ -30,7 +30,7 @@ FILE_SIZE_MAX_BYTES = 8 << 20
 NUM_FILES = 4
 SAMPLE_INTERVAL_S = 10.0
 """Between two rows about the host."""
-KEPT_EVENTS = frozenset(("step.committed", "evaluation.done", *RUN_EVENTS))
+KEPT_EVENTS = frozenset(("step.committed", "evaluation.done", "text.written", *RUN_EVENTS))
 """What the run's history needs after a restart."""
 
 _WAITING_MAX = 256

@@ -93,6 +93,8 @@ class SimulatedRun:
             if not self.iteration % 25:
                 told = {"iteration": self.iteration, "loss": loss + 0.2}
                 self.history.take(noted("evaluation.done", told, time_s))
+                wrote = {"prompt": "Once upon a time", "text": f" there was {self.iteration}"}
+                self.history.take(noted("text.written", told | wrote, time_s))
 
     def see(self, *, without: frozenset[str] = frozenset()) -> None:
         """Tell the history of the members, but for some."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from decod.ids import NodeId
 from decod.journal.credit import credit_of
-from decod.journal.history import TOLD_MAX, RunEvent, RunHistory
+from decod.journal.history import TEXTS_TOLD_MAX, TOLD_MAX, ModelText, RunEvent, RunHistory
 from decod.journal.step_metrics import STEP_METRIC_NAMES
 from decod.journal.told_status import mapping_in, number_in, sequence_in, slow_texts, spent_text
 from decod.texts import clean_text
@@ -80,7 +80,7 @@ class PageFeed:
         self._status = await self._ask() or {}
         curve = mapping_in(self._status, "curve")
         # At the leader itself these are its own points, so nothing in them is new.
-        self.history.learn(_points(curve, "steps", 4), _points(curve, "held_out", 2))
+        self.history.learn(_points(curve, "steps", 4), _points(curve, "held_out", 2), _texts(curve))
         self._state = page_state(self._status, self.history)
         self._next_s = self._clock() + _fresh_s(self._status, len(self._state["members"]))
         return self._status
@@ -140,6 +140,7 @@ def page_state(status: Status, history: RunHistory) -> dict[str, Any]:
             "checkpoint": number_in(mapping_in(status, "checkpoint"), "iteration"),
             "held_out_loss": number_in(held_out, "loss"),
             "held_out_perplexity": number_in(held_out, "perplexity"),
+            "texts_share": number_in(mapping_in(status, "texts"), "share"),
             "num_candidates": len(sequence_in(status, "candidates")),
             **{name: number_in(status, name) for name in _RUN_NUMBERS},
         },
@@ -244,6 +245,17 @@ def _points(curve: Mapping[str, Any], name: str, size: int) -> list[Any]:
     points = [[number_in({"": each}, "") for each in row] for row in rows]
     # A step may have no loss and no rate.
     return [row for row in points if None not in row[:2]]
+
+
+def _texts(curve: Mapping[str, Any]) -> list[ModelText]:
+    """Return the texts that another node tells."""
+    found = curve.get("texts")
+    rows = found[:TEXTS_TOLD_MAX] if isinstance(found, list) else []
+    return [
+        (row[0], clean_text(row[1], limit=500), clean_text(row[2], limit=500))
+        for row in rows
+        if isinstance(row, list) and len(row) == 3 and isinstance(row[0], int)
+    ]
 
 
 def _event(one: RunEvent) -> dict[str, Any]:

@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from decod.config.run_file import DataSource, EvaluationConfig, RunFile
-from decod.daemon.evaluating import EvaluationPlan, Evaluations, require_held_out
+from decod.daemon.evaluating import (
+    TEXTS_COST,
+    TEXTS_INTERVAL_S,
+    EvaluationPlan,
+    Evaluations,
+    ModelTexts,
+    require_held_out,
+)
 from decod.data.dataset import Dataset
 from decod.data.prepare import PrepareConfig, prepare
 from decod.errors import ConfigError, DataError, NetworkError
@@ -22,9 +29,9 @@ from tests.waiting import wait_until
 
 SAYS = """
 import json, sys
-model, corpus, *options = sys.argv[1:]
+_, model, corpus, *options = sys.argv[1:]
 assert open(model + "/model").read() == "weights"
-assert corpus == "held-out" and options[-1] == "--json"
+assert corpus == "held-out" and "--json" in options
 print(json.dumps({"loss": 2.0, "perplexity": 7.389056, "num_tokens": 64, "options": options}))
 """
 FAILS = 'import sys; sys.stderr.write("E-DAT-043: a\\nE-DAT-043: what went wrong\\n"); sys.exit(9)'
@@ -178,3 +185,95 @@ def test_held_out_text_is_looked_at_before_the_run(
         with pytest.raises(DataError) as caught:
             require_held_out(run_file, dataset)
         assert caught.value.code == code
+
+
+WRITES = """
+import json, sys
+assert sys.argv[1:4:2] == ["generate", sys.argv[3]] and "--json" in sys.argv
+assert open(sys.argv[3] + "/model").read() == "weights"
+for line in sys.stdin:
+    print(json.dumps({"prompt": line.strip(), "text": " and so on\x1b" + "!" * 1000}))
+"""
+
+
+class TextsBench:
+    """What a leader's model writes, on a clock that stands still."""
+
+    def __init__(self, folder: Path, program: str, took_s: float = 1.0) -> None:
+        self.progress, self.now_s, self._took_s = RunProgress(), 0.0, took_s
+        self.notes: list[tuple[str, dict[str, Any]]] = []
+        self.plan = EvaluationPlan(
+            config=EvaluationConfig(prompts="\nOnce\nThe doctor\n"),
+            batch=BatchConfig(sequence_length=16),
+            folder=folder / "continued",
+            export=self._export,
+            command=(sys.executable, "-c", program),
+        )
+        self.texts = ModelTexts(
+            self.plan,
+            self.progress,
+            lambda event, **fields: self.notes.append((event, fields)),
+            lambda: self.now_s,
+        )
+
+    async def _export(self, folder: Path) -> int:
+        self.now_s += self._took_s
+        _write(folder)
+        return self.progress.iteration
+
+    async def commit(self, iteration: int) -> int:
+        """Commit an iteration; return how many notes there are when its texts are written."""
+        self.progress.iteration = iteration
+        for tell in self.progress.on_commit:
+            tell()
+        if self.texts._task is not None:
+            await asyncio.wait_for(asyncio.shield(self.texts._task), timeout=60.0)
+        return len(self.notes)
+
+
+def test_the_model_goes_on_with_the_prompts_every_few_minutes(tmp_path: Path) -> None:
+    bench = TextsBench(tmp_path, WRITES)
+
+    async def test() -> None:
+        assert await bench.commit(1) == 2
+        bench.now_s = TEXTS_INTERVAL_S - 0.1
+        assert await bench.commit(2) == 2
+        bench.now_s = TEXTS_INTERVAL_S
+        assert await bench.commit(3) == 4
+
+    asyncio.run(test())
+    event, fields = bench.notes[0]
+    assert (event, fields["iteration"], fields["prompt"]) == ("text.written", 1, "Once")
+    assert fields["text"].startswith(" and so on?!")
+    assert len(fields["text"]) < 500
+    assert [one["prompt"] for one in bench.texts.describe()["last"]] == ["Once", "The doctor"]
+    assert not bench.plan.folder.exists()
+
+
+def test_what_the_model_writes_takes_one_percent_of_the_time_at_most(tmp_path: Path) -> None:
+    bench = TextsBench(tmp_path, WRITES, took_s=10.0)
+
+    async def test() -> None:
+        await bench.commit(1)
+        bench.now_s = 10.0 / TEXTS_COST - 1
+        assert await bench.commit(2) == 2
+        bench.now_s = 10.0 / TEXTS_COST
+        assert await bench.commit(3) == 4
+
+    asyncio.run(test())
+    assert bench.texts.describe()["share"] == TEXTS_COST
+
+
+@pytest.mark.parametrize("program", [FAILS, "print('x')", "print('{}'); print('{}')", ""])
+def test_a_model_that_can_not_write_is_told(tmp_path: Path, program: str) -> None:
+    bench = TextsBench(tmp_path, program)
+    assert asyncio.run(bench.commit(1)) == 1
+    event, fields = bench.notes[0]
+    assert (event, bench.texts.describe()["problem"]) == ("text.failed", fields["reason"])
+    assert not bench.plan.folder.exists()
+
+
+@pytest.mark.parametrize("prompts", ["a\nb\nc\nd", "x" * 501])
+def test_too_many_prompts_or_too_long_ones_are_refused(prompts: str) -> None:
+    with pytest.raises(ConfigError, match="on a line of its own"):
+        EvaluationConfig(prompts=prompts)

@@ -13,7 +13,7 @@ const STEPS_SHOWN_MAX = 50;
 const EVENTS_SHOWN_MAX = 200;
 const MEMBER_EVENTS_MAX = 8;
 
-const history = { generation: "", steps: [], events: [], held_out: [] };
+const history = { generation: "", steps: [], events: [], held_out: [], texts: [] };
 const curves = new Curves();
 let state = null;
 let answered = null;
@@ -33,6 +33,7 @@ function remember(news) {
   history.steps.push(...news.steps);
   history.events.push(...news.events);
   history.held_out = news.held_out;
+  history.texts = news.texts;
   return first ? [] : news.events;
 }
 
@@ -88,6 +89,9 @@ function show(now) {
   fill("members-rows", [now.members, now.former], () => memberRows(now));
   fill("links-rows", [now.links, now.members], () => linkRows(now));
   fill("events", [history.generation, history.events.length], eventItems);
+  byId("texts-box").hidden = !history.texts.length;
+  fill("texts", history.texts, textItems);
+  setText("texts-cost", run.texts_share === null ? "" : `It takes the leader ${number(100 * run.texts_share, 1)} % of the time.`);
   fill("recent", now.recent.map((one) => one.text), () => recentItems(now.recent));
   setText("members-count", `${number(now.members.length)} present, ${number(now.former.length)} gone`);
   setText("picture-summary", summary(now));
@@ -213,6 +217,14 @@ function eventItems() {
       const kind = { there: "", checkpoint: "", came: "good", lost: "bad" }[event.kind] ?? "warn";
       return html("li", {}, html("time", {}, clock(event.time_s)), html("span", { class: kind }, happened(event)));
     });
+}
+
+function textItems() {
+  return [...history.texts]
+    .reverse()
+    .map(([iteration, prompt, text]) =>
+      html("li", {}, html("span", { class: "unit" }, `${number(iteration)} `), html("strong", {}, prompt), text),
+    );
 }
 
 function recentItems(recent) {
