@@ -24,7 +24,7 @@ import logging
 import math
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -200,6 +200,11 @@ class CutModel:
             raise unusable(self.model_type, "hidden states would change between two stages")
 
 
+def _cache_name(function: Callable[..., Any]) -> str:
+    """Return what a function of transformers calls its cache: 5.24 has renamed it."""
+    return "cache" if "cache" in inspect.signature(function).parameters else "past_key_values"
+
+
 def _library() -> Any:
     """Return transformers, which says nothing by itself and fetches nothing."""
     # With this package, it would fetch code from the Hub.
@@ -342,7 +347,7 @@ class CutStage(Stage):
             # Only dtype and shape matter.
             "inputs_embeds": places_BT[..., None].to(TORCH_DTYPES[self.config.dtype]),
             "attention_mask": None,
-            "past_key_values": None,
+            _cache_name(masking_utils.create_causal_mask): None,
             "position_ids": places_BT,
         }
         masks = {
@@ -431,8 +436,8 @@ class CutFirstStage(CutStage, FirstStage):
     @override
     def next_logits(self, tokens_BT: Tensor, caches: Any) -> Tensor:
         whole = self._part("whole", tokens_BT.device)
-        found = whole(tokens_BT, past_key_values=caches, use_cache=True, logits_to_keep=1)
-        result: Tensor = found.logits[:, -1]
+        kept = {_cache_name(whole.forward): caches}
+        result: Tensor = whole(tokens_BT, **kept, use_cache=True, logits_to_keep=1).logits[:, -1]
         return result
 
     @override

@@ -18,6 +18,10 @@ for _module, _names in (
         if hasattr(_module, _name):
             delattr(_module, _name)
 
+if hasattr(os, "process_cpu_count"):
+    # Python chose its body by whether there is `sched_getaffinity`.
+    os.process_cpu_count = os.cpu_count
+
 
 class _PortableSocket(socket.socket):
     def bind(self, address: Any, /) -> None:
