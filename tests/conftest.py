@@ -25,7 +25,9 @@ if IS_FAKE:
 
 if os.environ.get("DECOD_PORTABLE"):
     folder = str(Path(__file__).parent / "support" / "portable")
-    os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+    # An empty entry would be the working folder.
+    path = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(path)
     import tests.support.portable.sitecustomize  # noqa: F401
 
 # No test asks the real Hub. `tests.support.hub_server` plays it.

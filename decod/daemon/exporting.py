@@ -7,7 +7,8 @@ holds the weights of its own stage, and a few chunks of the others. No torch is 
 import dataclasses
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -49,11 +50,12 @@ from decod.data.tokenizer import (
 from decod.errors import DataError
 from decod.files import is_hub_name, read_beginning, replace_durably
 from decod.ids import RunId
+from decod.journal.history import SeenMember
 from decod.model.weights import DTYPE_NAMES, is_finite
 from decod.model.writing import ModelWriter, unwritable
 from decod.run.run_config import RunConfig
 from decod.tasks import in_thread, to_its_end
-from decod.texts import why_of
+from decod.texts import clean_text, why_of
 from decod.train.checkpoint.description import CHUNK_SIZE_BYTES, Description
 from decod.train.checkpoint.entries import (
     TensorEntry,
@@ -192,6 +194,8 @@ CARD_FILE = "README.md"
 MARK = "<!-- decod writes this file anew with every export. Remove this line to keep your own. -->"
 """A line of every card. A card without it is somebody else's."""
 
+_CONTRIBUTORS_MAX = 200
+
 _TUNED = ("seed", "batch", "optimizer", "sync", "activations", "reduction")
 """Keys and sections of the run file that decide what a run learns."""
 
@@ -215,6 +219,8 @@ class CardFacts:
     """Whether the folder has the tokenizer, too."""
     num_nodes: int
     """Nodes, the leader included, whose work the leader has counted since it began to lead."""
+    contributors: Sequence[SeenMember] = ()
+    """Relays, as far as this leader has seen them, with what they have done; the busiest first."""
 
 
 def render_card(facts: CardFacts) -> str:
@@ -231,6 +237,7 @@ def render_card(facts: CardFacts) -> str:
         "## Hyperparameters",
         "The keys are those of decod's run file.",
         _table("key", "value", _hyperparameters(facts)),
+        *_contributors(facts.contributors),
         "## Use",
         _usage(facts),
         "Say here how it does on text that it was not trained with, what it is good for, and what "
@@ -323,6 +330,24 @@ def _hyperparameters(facts: CardFacts) -> dict[str, str]:
     values = dataclasses.asdict(facts.manifest.run)
     flat = flatten({name: values[name] for name in _TUNED})
     return {f"`{key}`": f"`{value}`" for key, value in flat.items()}
+
+
+def _contributors(members: Sequence[SeenMember]) -> list[str]:
+    """Return a heading and a table of those who lent their hosts; nothing if none is known."""
+    if not members:
+        return []
+    totals = Counter[int]()
+    for one in members:
+        totals[one.stage_index] += one.num_microbatches or 0
+    lines = ["| host | stage | microbatches | share of its stage |", "|---|---|---|---|"]
+    for one in members[:_CONTRIBUTORS_MAX]:
+        num = one.num_microbatches or 0
+        name = clean_text(one.name).translate({ord("`"): None, ord("|"): None})
+        share = num / max(1, totals[one.stage_index])
+        lines.append(f"| `{name}` | {one.stage_index} | {num:,} | {share:.1%} |")
+    if (num_more := len(members) - _CONTRIBUTORS_MAX) > 0:
+        lines.append(f"| and {num_more} more | | | |")
+    return ["## Contributors", "They lent their machines to this run.", "\n".join(lines)]
 
 
 def _usage(facts: CardFacts) -> str:

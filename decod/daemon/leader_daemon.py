@@ -547,6 +547,7 @@ class _Leading:
             num_data_tokens=dataset.num_tokens,
             tokenizer=entry.kind,
             num_nodes=self._node.work.num_workers,
+            contributors=[one for one in self._node.contributors() if one.stage_index],
         )
 
     async def _export_quietly(self, folder: Path) -> int:

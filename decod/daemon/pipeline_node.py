@@ -62,7 +62,7 @@ from decod.driver.compute import Compute, PlanningProcess
 from decod.driver.driver import CoreHandle, DriverPorts, NodeDriver
 from decod.errors import ConfigError
 from decod.ids import NodeId
-from decod.journal.history import Point
+from decod.journal.history import Point, SeenMember
 from decod.journal.iteration_file import FILE_NAME, read_curve
 from decod.journal.journal import JournalEntry
 from decod.journal.journal_file import FOLDER, kept_events
@@ -478,6 +478,10 @@ class PipelineNode(Node):
         """Seconds since this node entered the run; 0 if it has not."""
         return 0.0 if self._entered_s is None else time.monotonic() - self._entered_s
 
+    def contributors(self) -> list[SeenMember]:
+        """Return the nodes that have worked for the run, as far as this daemon has seen them."""
+        return self._host.history.contributors()
+
     # --- what others see ----------------------------------------------------------------------
 
     def _hello(self, request: HelloRequest) -> HelloInfo | None:
@@ -502,6 +506,7 @@ class PipelineNode(Node):
             "reach": self.gateway.dialling.reach,
             "device": self.device.name,
             "device_free": False,
+            "in_run_s": round(self.in_run_s, 1),
             **own_status(core.facts),
         }
         if self._reconnecting:

@@ -203,6 +203,8 @@ class RunHistory:
                 rate = round(fields["num_tokens"] / max(1e-9, duration_s), 1)
                 self._cost(duration_s)
             self._append([iteration, round(entry.time_s, 1), _rounded(fields["loss"]), rate])
+        elif entry.event == "round.committed":
+            self._take_round(entry)
         elif entry.event == "evaluation.done":
             self.learn((), [(int(fields["iteration"]), float(_rounded(fields["loss"]) or 0.0))])
         elif entry.event == "text.written":
@@ -212,10 +214,20 @@ class RunHistory:
             self._take_turn(entry)
         elif entry.event == "node.started":
             self._committed_s = None
-        elif entry.event in ("member.lost", "member.leaving"):
-            kind = "lost" if entry.event == "member.lost" else "left"
+        elif entry.event in ("member.lost", "peer.lost", "member.leaving"):
+            kind = "left" if entry.event == "member.leaving" else "lost"
             reason = str(fields.get("reason", ""))
             self._announce(NodeId(str(fields["peer"])), kind, reason, entry.time_s)
+
+    def _take_round(self, entry: JournalEntry) -> None:
+        """Take in a round of collaborative optimizers, whose losses only their scripts know."""
+        number, before_s = int(entry.fields["round"]), self._committed_s
+        self._go_back(number - 1)
+        self._committed_s = entry.now_s
+        rate = None
+        if before_s is not None:
+            rate = round(entry.fields["samples"] / max(1e-9, entry.now_s - before_s), 1)
+        self._append([number, round(entry.time_s, 1), None, rate])
 
     def _take_turn(self, entry: JournalEntry) -> None:
         fields, reason = entry.fields, ""
@@ -275,6 +287,15 @@ class RunHistory:
             for node, known in self._known.items()
             if not known.present
         ]
+
+    def contributors(self) -> list[SeenMember]:
+        """Return all nodes that have worked on microbatches, with how many, the busiest first."""
+        found = [
+            replace(known.member, num_microbatches=self.total(node))
+            for node, known in self._known.items()
+            if self.total(node)
+        ]
+        return sorted(found, key=lambda one: -(one.num_microbatches or 0))
 
     # --- inside -------------------------------------------------------------------------------
 

@@ -102,6 +102,8 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         name: What others see of this host. None: the host's name.
         upload_max_mbit: Most that this host sends to all others together, in Mbit/s. None: no
             limit.
+        page: Whether this host serves a web page of the run, at http://127.0.0.1:7780/ or a free
+            port.
         verbose: Whether to show the run's progress on standard error.
 
     Raises:
@@ -131,6 +133,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
         advertise: str | None = None,
         name: str | None = None,
         upload_max_mbit: float | None = None,
+        page: bool = True,
         verbose: bool = True,
     ) -> None:
         show_plainly()
@@ -151,6 +154,7 @@ class CollaborativeOptimizer(torch.optim.Optimizer):
             advertise=advertise,
             name=name,
             upload_max_mbit=upload_max_mbit,
+            page=page,
             verbose=verbose,
         )
         _check_optimizer(optimizer)

@@ -33,6 +33,7 @@ class Settings:
     advertise: str | None = None
     name: str | None = None
     upload_max_mbit: float | None = None
+    page: bool = True
     verbose: bool = True
 
     def __post_init__(self) -> None:
@@ -40,7 +41,7 @@ class Settings:
             _require(field, getattr(self, field), _is_count, "it is a whole number of at least 1")
         if self.share is not None:
             _require("share", self.share, _is_count, "it is a whole number of at least 1, or None")
-        for field in ("use_local_updates", "overlap", "verbose"):
+        for field in ("use_local_updates", "overlap", "page", "verbose"):
             _require(field, getattr(self, field), _is_flag, "it is True or False")
         _require(
             "averaging_timeout_s",

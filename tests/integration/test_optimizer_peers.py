@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decod.exit_codes import ExitCode
 from tests.support.cluster import run_decod
+from tests.support.pages import get
 from tests.support.polling import wait_for
 from tests.support.scripts import (
     BATCH,
@@ -311,3 +313,36 @@ def test_a_newcomer_loads_though_the_hosts_shared_memory_has_no_room(tmp_path: P
     unloaded = [line for line in errors.splitlines() if "could not be loaded" in line]
     assert all("it is at round" in line for line in unloaded), "the first goes on meanwhile"
     assert told.count("/dev/shm has no room for it. In a container, --shm-size gives it more") == 1
+
+
+def test_a_script_shows_its_run_on_a_page(tmp_path: Path) -> None:
+    """Rounds in place of iterations, and who is lost. A page that is not wanted has no port."""
+    with Scripts(tmp_path, USUAL) as group:
+        first = group.start(run="test", page=True).wait_joined()
+        second = group.join(first).wait_joined()
+        for each in group.all:
+            each.train()
+        go_on(group.all)
+        address = first.events("page.served")[-1]["url"]
+        assert not second.events("page.served")
+        port = int(address.rstrip("/").rpartition(":")[2])
+
+        def state() -> Any:
+            return get(port, "/state.json").json()
+
+        first.wait_for(lambda: len(state()["history"]["steps"]) > LATER, "rounds on the page")
+        shown = state()
+        assert shown["run"]["name"] == "test"
+        assert shown["run"]["organisation"] == "collaborative"
+        assert shown["run"]["iteration"] >= shown["history"]["steps"][-1][0] > 0
+        assert shown["history"]["steps"][-1][3] > 0, "samples a second"
+        assert [one["own"] for one in shown["members"]].count(True) == 1
+        assert len(shown["members"]) == 2
+        assert shown["node"]["device"]
+        second.kill()
+
+        def lost() -> bool:
+            return "lost" in [event["kind"] for event in state()["history"]["events"]]
+
+        first.wait_for(lost, "the loss on the page")
+        first.wait_for(lambda: len(state()["members"]) == 1, "the run without it")

@@ -230,7 +230,7 @@ class Scripts:
         folder = self._folder / name
         folder.mkdir()
         base = script or replace(self._usual, peer=number)
-        common = {"listen": LISTEN, "state_dir": str(folder / "state")}
+        common = {"listen": LISTEN, "state_dir": str(folder / "state"), "page": False}
         script = replace(base, settings={**common, **base.settings, **settings})
         environment = {
             **child_environment(),

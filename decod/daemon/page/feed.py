@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from decod.daemon.page.shared_run import as_run_status
 from decod.ids import NodeId
 from decod.journal.credit import credit_of
 from decod.journal.history import TEXTS_TOLD_MAX, TOLD_MAX, ModelText, RunEvent, RunHistory
@@ -77,7 +78,8 @@ class PageFeed:
             asking.exception()  # Each reader has got it, and there may be none left.
 
     async def _refreshed(self) -> Status:
-        self._status = await self._ask() or {}
+        status: Status = await self._ask() or {}
+        self._status = as_run_status(status) if "collaboration" in status else status
         curve = mapping_in(self._status, "curve")
         # At the leader itself these are its own points, so nothing in them is new.
         self.history.learn(_points(curve, "steps", 4), _points(curve, "held_out", 2), _texts(curve))
@@ -172,6 +174,7 @@ def _own_node(status: Status, own: Status) -> dict[str, Any]:
         "id": _text(own, "id")[:_ID_LENGTH],
         "stage": number_in(own, "stage_index"),
         "capacity": number_in(own, "capacity"),
+        "in_run_s": number_in(own, "in_run_s"),
         "microbatches": number_in(contributed, "num_microbatches"),
         "tokens": number_in(contributed, "num_tokens"),
         "credit": f"You did {credit}" if credit.num_microbatches else "",

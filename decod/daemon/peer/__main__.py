@@ -10,6 +10,7 @@ from typing import Any
 from decod.config.node_config import NodeConfig, parse_listen
 from decod.config.terms import RunTerms
 from decod.daemon.host import Host, Leaving, run_until_left
+from decod.daemon.page.page_server import page_served
 from decod.daemon.peer.loop_link import LoopFacts, LoopLink, LoopMessage
 from decod.daemon.peer.peer_entry import begin, free_folders, join_run
 from decod.daemon.peer.peer_node import PeerNode
@@ -73,6 +74,7 @@ def config_of(settings: dict[str, Any], state_dir: Path) -> NodeConfig:
         state_dir=state_dir,
         name=settings["name"],
         upload_max_mbit=settings["upload_max_mbit"],
+        serves_page=settings["page"],
     )
 
 
@@ -122,6 +124,7 @@ async def _serve(link: LoopLink) -> int:
         config, host = settle(settings, leaving)
         stack.enter_context(host)
         await stack.enter_async_context(host.tended())
+        await stack.enter_async_context(page_served(config, host, say))
 
         async def enter() -> PeerNode:
             join, terms = settings["join"], loop.terms

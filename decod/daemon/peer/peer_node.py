@@ -17,6 +17,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from decod import __version__
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.gateway import TensorTraffic
@@ -33,10 +34,12 @@ from decod.driver.compute import ComputeProcess
 from decod.driver.peer_driver import PeerDriver, PeerPorts, StateCopy
 from decod.errors import DecodError, NetworkError
 from decod.ids import NodeId
+from decod.journal.history import SeenMember
 from decod.journal.journal import JournalEntry
 from decod.journal.journal_file import FOLDER, KeptJournal
 from decod.journal.logs import NodeLog
 from decod.journal.records import Mode, RoundRow
+from decod.membership.identity import name_of
 from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.join_string import ADDRESSES_MAX
 from decod.net.rate_caps import Pace
@@ -293,7 +296,7 @@ class PeerNode(Node):
             self.gateway.traffic,
             lambda: self.driver.compute_s,
         )
-        self._journal.follow(self._metrics, NodeLog())
+        self._journal.follow(self._metrics, host.history, self, NodeLog())
         self._copies = CopyNotes(self.note)
         self._met = asyncio.Event()
         """Another peer is there."""
@@ -487,6 +490,14 @@ class PeerNode(Node):
             case "loaded":
                 driver.loaded()
 
+    def take(self, entry: JournalEntry) -> None:
+        """Follow the journal: who is there when a round ends."""
+        company = self._company
+        if entry.event == "round.committed" and company is not None:
+            peers = [each.node_id for each in company.entries]
+            seen = [SeenMember(each, name_of(each), 0) for each in peers]
+            self._host.history.see(seen, time_s=entry.time_s)
+
     async def _keep_telling(self) -> None:
         """Tell the loop of the run's progress, and remember who is there. Never returns."""
         told: tuple[object, ...] = ()
@@ -529,8 +540,15 @@ class PeerNode(Node):
             "run": self.part.terms.run,
             "run_id": self.part.run_id,
             "node_id": self.node_id,
+            "name": self.name,
+            "decod_version": __version__,
+            "device": self._loop.device,
             "address": self.address,
             **asdict(facts),
+            "peers": [
+                {"id": each.node_id, "name": name_of(each.node_id), "level": each.level}
+                for each in company.entries
+            ],
             "target_batch_size": self.part.terms.target_batch_size,
             "samples": {
                 "stepped": own.num_stepped,

@@ -144,6 +144,14 @@ class Company:
         return [entry.node_id for entry in self.following.roll.peers]
 
     @property
+    def entries(self) -> Sequence[PeerEntry]:
+        """The run's peers, with whether they have its state."""
+        if self.coordinating is not None:
+            return self.coordinating.roll().peers
+        assert self.following is not None
+        return self.following.roll.peers
+
+    @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses of the run's peers, the coordinator's first."""
         known = [self.coordinator, *self.peers]

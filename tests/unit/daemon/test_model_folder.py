@@ -16,7 +16,8 @@ from decod.daemon.exporting import MARK, base_model_of, complete_folder, read_ca
 from decod.data.dataset import Dataset
 from decod.data.tokenizer import NO_BOS
 from decod.errors import ConfigError
-from decod.ids import MicrobatchId
+from decod.ids import MicrobatchId, NodeId
+from decod.journal.history import SeenMember
 from decod.run.model_config import FAMILIES, Architecture
 from decod.run.training_config import BatchConfig, Documents
 from tests.support.checkpoints import make_manifest
@@ -324,3 +325,23 @@ def test_the_run_file_states_licence_and_datasets(tmp_path: Path) -> None:
     assert loaded.card == CardConfig(license="mit", datasets="a/b")
     path.write_text("")
     assert loaded.run == load_run_file(path).run, "members don't compare it"
+
+
+def test_a_card_names_those_who_lent_their_hosts(tmp_path: Path) -> None:
+    """Their names are their own choice, and only text."""
+    dataset = make_corpus(tmp_path)
+    members = [
+        SeenMember(NodeId("a"), "attic", 1, 300),
+        SeenMember(NodeId("b"), "| `x` | <b>", 1, 100),
+        SeenMember(NodeId("c"), "cellar", 2, 7),
+    ]
+    card = render_card(card_facts(dataset, contributors=members))
+    rows = card.partition("## Contributors")[2].partition("## Use")[0].strip().splitlines()[2:]
+    assert rows[2:] == [
+        "| `attic` | 1 | 300 | 75.0% |",
+        "| ` x  <b>` | 1 | 100 | 25.0% |",
+        "| `cellar` | 2 | 7 | 100.0% |",
+    ]
+    many = [SeenMember(NodeId(str(n)), f"n{n}", 1, 1) for n in range(250)]
+    assert "| and 50 more | | | |" in render_card(card_facts(dataset, contributors=many))
+    assert "Contributors" not in render_card(card_facts(dataset))

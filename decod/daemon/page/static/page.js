@@ -75,11 +75,14 @@ function show(now) {
   const name = run.name || "decod";
   document.title = `${name}: ${run.state || "starting"}`;
   document.body.classList.toggle("public", Boolean(now.public));
+  document.body.classList.toggle("shared", isShared(run));
+  setText("rate-unit", isShared(run) ? "samples a second" : "tokens a second");
   setText("run-name", name);
   setText("run-state", run.state || "starting");
   byId("run-state").className = `state ${tone(run.state)}`;
   setText("message", run.message);
   setText("version", node.decod_version);
+  setText("evening", evening(now));
   setText("credit", node.credit);
   setText("updated", clock(answered));
   showBar(run);
@@ -113,11 +116,14 @@ function facts(pairs) {
   return pairs.map(([term, value]) => html("div", {}, html("dt", {}, term), html("dd", {}, value)));
 }
 
+/** Whether each host has the whole model: a run of the collaborative optimizer. */
+const isShared = (run) => run.organisation === "collaborative";
+
 function runFacts({ run, members }) {
   return [
-    ["Iteration", number(run.iteration)],
+    [isShared(run) ? "Round" : "Iteration", number(run.iteration)],
     ["Loss", number(run.loss, 4)],
-    ["Tokens/s", number(run.tokens_per_s)],
+    [isShared(run) ? "Samples/s" : "Tokens/s", number(run.tokens_per_s)],
     ["Tokens so far", number(run.num_tokens)],
     ["Running for", duration(run.age_s)],
     ["Members", number(members.length)],
@@ -131,6 +137,18 @@ function runFacts({ run, members }) {
 }
 
 const isKnown = ([, value]) => value && value !== "–";
+
+/** Returns what this node has done since it joined, and what the model has learnt meanwhile. */
+function evening({ node, run, members }) {
+  if (!node.in_run_s || !node.tokens) return "";
+  const since = Date.now() / 1e3 - node.in_run_s;
+  const seen = history.steps.filter((step) => step[1] >= since && step[2] !== null);
+  const own = members.find((one) => one.own);
+  const all = members.filter((one) => own && one.stage === own.stage).reduce((sum, one) => sum + (one.microbatches ?? 0), 0);
+  const share = own?.stage && all ? `, ${number((100 * own.microbatches) / all, 0)} % of the work of stage ${own.stage}` : "";
+  const learnt = seen.length > 1 ? ` Meanwhile the model's loss went from ${number(seen[0][2], 4)} to ${number(run.loss, 4)}.` : "";
+  return `In the ${duration(node.in_run_s)} since it joined, this node has worked on ${number(node.tokens)} tokens${share}.${learnt}`;
+}
 
 function nodeFacts(node) {
   const known = [
@@ -238,6 +256,7 @@ function summary({ members, links, num_stages: stages, run }) {
   const isKnown = members.every((one) => one.state);
   const flows = links.filter((link) => members[link.from].stage === 0).reduce((sum, link) => sum + (link.flows ?? 0), 0);
   const working = members.filter((one) => tone(one.state) === "good").length;
+  if (isShared(run)) return `${number(members.length)} hosts, each with the whole model; ${number(working)} have the run's state.`;
   const people = `${number(members.length)} members in ${number(stages)} stages, ${number(isKnown ? working : null)} at work`;
   if (run.organisation !== "servers") return `${people}; ${number(isKnown ? flows : null)} flows.`;
   const clients = members.filter((one) => one.role === "client").length;

@@ -48,6 +48,9 @@ function picture(state, width, open) {
 
 /** Returns the members of each stage; those of stage 0 again behind the last, where flows end. */
 function grouped(state) {
+  if (state.run.organisation === "collaborative") {
+    return [{ title: "hosts", members: state.members.map((member, index) => ({ ...member, index })) }];
+  }
   const stages = Array.from({ length: Math.max(1, state.num_stages) }, () => []);
   state.members.forEach((member, index) => stages[member.stage]?.push({ ...member, index }));
   const groups = stages.map((members, stage) => ({ title: stage ? `stage ${stage}` : "stage 0: data", members }));
