@@ -65,6 +65,9 @@ def render_status(status: Mapping[str, Any], *, flows: bool = False) -> Renderab
     parts: list[RenderableType] = [_run_line(status), *_time_lines(status)]
     parts.append(node_line(mapping_in(status, "node")))
     parts += message_lines(status)
+    for one in sequence_in(status, "waits"):
+        so_far = length_of(number_in(one, "age_s") or 0)
+        parts.append(Text(f"waiting for {text_in(one, 'what')}, for {so_far} so far"))
     parts += [Text(text, style="yellow") for text in slow_texts(status)]
     parts += _cut_lines(mapping_in(status, "cut"))
     parts += pausing_lines(mapping_in(status, "pausing"))

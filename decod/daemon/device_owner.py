@@ -19,6 +19,7 @@ from decod.daemon.stage_memory import (
     recomputes,
     require_memory,
 )
+from decod.daemon.waits import OpenWaits
 from decod.driver.arena import ALIGNMENT_BYTES, ArenaAllocator
 from decod.driver.compute import ComputeDiedError, ComputeProcess, JobError
 from decod.errors import HardwareError
@@ -156,7 +157,7 @@ class HostDevice:
         if not ended.cancelled():
             self._note("worker.died", reason=ended.result())
 
-    async def measure(self, say: Callable[[str], None]) -> MeasuredHost:
+    async def measure(self, say: Callable[[str], None], waits: OpenWaits) -> MeasuredHost:
         """Configure the compute process and measure it. `say` takes the device in use."""
         part, config = self._part, self._config
         settings = {
@@ -167,7 +168,8 @@ class HostDevice:
             "checkpoint_dir": address_of(part.checkpoint_dir) if part.checkpoint_dir else None,
             "checkpoint_sha256": part.manifest.initial_weights,
         }
-        facts = (await self.run(Configure(settings))).facts
+        async with waits.of("torch to load"):
+            facts = (await self.run(Configure(settings))).facts
         self.name = facts["device"]
         self.text = validate.clip_printable(facts["device_text"], DEVICE_LENGTH_MAX)
         ranks = facts.get("ranks", ())
@@ -184,8 +186,9 @@ class HostDevice:
         if recomputes(part.run, stage, config, facts["memory_bytes"]):
             await self.run(SetRecompute(recompute=True))
             self._note("memory.recomputed")
-        await self.run(Build(stage, trial=True))
-        measured: Measured = await self.run(Measure())
+        async with waits.of("the device to be measured"):
+            await self.run(Build(stage, trial=True))
+            measured: Measured = await self.run(Measure())
         room_bytes = facts["memory_bytes"] - self._state_bytes(stage, facts["memory_bytes"])
         capacity = config.capacity or capacity_of(
             part.run, part.role, room_bytes, measured, self.name

@@ -4,6 +4,7 @@ lock the state folder -> open the log -> one node after another -> close the log
 """
 
 import asyncio
+import logging
 import math
 import os
 import signal
@@ -20,16 +21,19 @@ from decod.daemon.frontend import Frontend, Notifier
 from decod.daemon.node_folder import SoleUse, StateFolder
 from decod.daemon.open_files import raise_limit
 from decod.daemon.pausing.keeper import Pausable
+from decod.daemon.waits import OpenWaits
 from decod.driver.event_loop import run_loop
 from decod.exit_codes import ExitCode
 from decod.journal.credit_file import CreditLedger
 from decod.journal.history import RunHistory
-from decod.journal.logs import LogContext, close_logs, set_up_logs
+from decod.journal.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.journal.terminal import PatientTerminal
 from decod.membership.identity import load_or_create_identity
 from decod.process import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
 from decod.system import keep_freed_memory
 from decod.tasks import beside, cancelled, until_first
+
+_log = logging.getLogger("decod")
 
 T = TypeVar("T")
 
@@ -163,6 +167,8 @@ class Host:
         self._notifier = Notifier()
         self._frontend: Frontend | None = None
         self._page: str | None = None
+        self.waits = OpenWaits(lambda event, **fields: log_note(_log, event, fields))
+        """What this daemon waits for, whichever node it has."""
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         self.credit = CreditLedger(config.state_dir)
@@ -198,7 +204,9 @@ class Host:
 
         async def answer(request: dict[str, Any]) -> dict[str, Any]:
             told = await ask(request)
-            return told | {"page": self._page} if request == _STATUS else told
+            if request != _STATUS:
+                return told
+            return told | {"page": self._page, "waits": self.waits.describe()}
 
         await self._control.answer_with(answer)
         self._notifier.ready()
@@ -211,9 +219,10 @@ class Host:
         """Answer a request in the form of the control socket, which comes another way."""
         return await self._control.answer_to(line)
 
-    async def status(self) -> dict[str, Any] | None:
-        """Return what `decod status` shows; None if there is no node yet."""
-        return None if self._frontend is None else await self._frontend.answer(_STATUS)
+    async def status(self) -> dict[str, Any]:
+        """Return what `decod status` shows. Before there is a node, that is what it waits for."""
+        told = {} if self._frontend is None else await self._frontend.answer(_STATUS)
+        return told | {"waits": self.waits.describe()}
 
     def operates(self, node: Pausable, device: HostDevice) -> AbstractContextManager[None]:
         """Return a context in which the operator's settings and pauses reach a node."""

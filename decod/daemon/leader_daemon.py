@@ -74,15 +74,19 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
     """Prepare this host's data and manifest, and take part in the run, maybe more than once."""
     unless_asked, own = host.leaving.unless_asked, host.identity.node_id
     options = await unless_asked(continued(options, host, say))
-    with await unless_asked(in_thread(lambda: _opened(options, host.caps.disk))) as dataset:
+    async with host.waits.of("the data to be opened"):
+        opened = await unless_asked(in_thread(lambda: _opened(options, host.caps.disk)))
+    with opened as dataset:
         data_dir = dataset.folder
         assert data_dir is not None, "it has a cache"
         preparing = in_thread(lambda: _prepared(options, dataset, say))
-        manifest, resumed = await unless_asked(preparing)
+        async with host.waits.of("model, data and checkpoint to be checked"):
+            manifest, resumed = await unless_asked(preparing)
         joining = EntryFinder(options, host, manifest, data_dir)
         if (join := options.join) is not None:
             told = JoinString.parse(join)
-            part = await unless_asked(patiently(lambda: joining.join(join), say, join=told))
+            async with host.waits.of("an answer from the run"):
+                part = await unless_asked(patiently(lambda: joining.join(join), say, join=told))
         else:
             membership = found(options.node.state_dir, manifest.run.name, host.identity, TERMS)
             part = founded(options, membership, manifest, data_dir, resumed)

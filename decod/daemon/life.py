@@ -97,7 +97,8 @@ async def _run(options: JoinOptions, say: Say) -> int:
         async def seek() -> RunPart:
             return await _enrolled(options, join, host.identity)
 
-        part = await leaving.unless_asked(patiently(seek, say, join=join))
+        async with host.waits.of("an answer from the run"):
+            part = await leaving.unless_asked(patiently(seek, say, join=join))
         tell_demands(part.run, options.stage_index, desk.config, say)
         say = host.terminal.above(say)
         life = Life(host, say, rejoins=options.node.rejoins)

@@ -380,7 +380,7 @@ class PipelineNode(Node):
 
     async def prepare(self) -> None:
         """Measure the device, and start the core."""
-        self._start_core(await self.device.measure(self.say))
+        self._start_core(await self.device.measure(self.say, self._host.waits))
 
     def _start_core(self, measured: MeasuredHost) -> None:
         part, device, gateway = self.part, self.device, self.gateway

@@ -53,6 +53,7 @@ _SPECS = (
         "this host's clock is {seconds} s {way} the leader's: set it, for example by NTP",
         _W,
     ),
+    EventSpec("wait.lasting", "waiting for {what}, for {seconds} s so far"),
     EventSpec("node.draining", "leaving within {timeout_s} s: work in hand is being finished"),
     EventSpec(
         "node.reconnecting", "out of the run ({reason}): looking for it again in {pause_s} s", _D

@@ -39,8 +39,16 @@ class Proxy(ABC):
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
         """Yield the address at which the proxy listens."""
-        async with await asyncio.start_server(self._connected, "127.0.0.1", 0) as server:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
             yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            # From Python 3.12 on, a server is closed once all its connections are.
+            server.close()
+            await self._end()
+            await server.wait_closed()
+
+    async def _end(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

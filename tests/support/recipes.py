@@ -346,7 +346,7 @@ class Rehearsal:
         kept = {
             name: value
             for name, value in child_environment().items()
-            if not name.startswith(("DECOD_", "XDG_"))
+            if name == "DECOD_PORTABLE" or not name.startswith(("DECOD_", "XDG_"))
         }
         return kept | {
             "HOME": str(self.home(host)),

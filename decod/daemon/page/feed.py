@@ -101,7 +101,7 @@ def public_news(news: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **news,
         "public": True,
-        "run": {**news["run"], "message": ""},
+        "run": {**news["run"], "message": "", "waits": []},
         "node": {**dict.fromkeys(news["node"]), "decod_version": news["node"]["decod_version"]},
         "members": [{**one, "own": False} for one in news["members"]],
         "recent": [],
@@ -129,7 +129,7 @@ def page_state(status: Status, history: RunHistory) -> dict[str, Any]:
     members, places = _members(status, history)
     held_out = mapping_in(mapping_in(status, "evaluation"), "last")
     return {
-        "started": bool(status),
+        "started": "node" in status,
         "run": {
             "name": _text(status, "run_name"),
             "id": _text(status, "run_id"),
@@ -138,6 +138,10 @@ def page_state(status: Status, history: RunHistory) -> dict[str, Any]:
             "organisation": _text(status, "organisation"),
             "leader": _text(leader, "name"),
             "slow": slow_texts(status),
+            "waits": [
+                {"what": _text(one, "what"), "age_s": number_in(one, "age_s")}
+                for one in sequence_in(status, "waits")
+            ],
             "electing": leader.get("electing") is True,
             "checkpoint": number_in(mapping_in(status, "checkpoint"), "iteration"),
             "held_out_loss": number_in(held_out, "loss"),

@@ -34,6 +34,7 @@ def as_run_status(status: Mapping[str, Any]) -> dict[str, Any]:
         "organisation": "collaborative",
         "iteration": number_in(status, "round"),
         "tokens_per_s": number_in(status, "samples_per_s"),
+        "waits": status.get("waits"),
         "decod_version": status.get("decod_version"),
         "leader": {"id": coordinator, "name": name_of(NodeId(coordinator))},
         "node": {

@@ -17,6 +17,7 @@ from decod.config.needs import stage_needs
 from decod.config.node_config import NodeConfig, Recompute, Spread
 from decod.daemon.device_owner import HostDevice
 from decod.daemon.stage_memory import capacity_of, needs_here, recomputes, require_memory
+from decod.daemon.waits import OpenWaits
 from decod.errors import ConfigError, HardwareError
 from decod.protocol.core.job_codec import kind_of
 from decod.protocol.core.jobs import BaseJob, Configured, DoNothing, Measured
@@ -228,7 +229,7 @@ def prepared(folder: Path, monkeypatch: pytest.MonkeyPatch, run: RunConfig, room
             part = replace(node.part, manifest=replace(node.part.manifest, run=run))
             device = HostDevice(node.config, part, Stopwatch(), lambda *_, **__: None)
             try:
-                await device.measure(lambda _: None)
+                await device.measure(lambda _: None, OpenWaits(lambda _, **__: None))
             except HardwareError as error:
                 asked.append(error.code)
 

@@ -80,7 +80,8 @@ function show(now) {
   setText("run-name", name);
   setText("run-state", run.state || "starting");
   byId("run-state").className = `state ${tone(run.state)}`;
-  setText("message", run.message);
+  const waits = run.waits.map(({ what, age_s: age }) => `waiting for ${what}, for ${duration(age)} so far`);
+  setText("message", [...waits, run.message].filter(Boolean).join("; "));
   setText("version", node.decod_version);
   setText("evening", evening(now));
   setText("credit", node.credit);
