@@ -147,14 +147,14 @@ def node() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array.")
 @state_dir_option
 def list_nodes(*, as_json: bool, state_dir: Path) -> None:
-    """List members, candidates and banned nodes.
+    """List members, candidates, banned nodes, and newcomers who wait to be let in.
 
     \b
     Examples:
       decod node list
       decod node list --json
     """
-    nodes = _ask(state_dir, "node_list").get("nodes", [])
+    nodes = [*_ask(state_dir, "node_list").get("nodes", []), *_newcomers(state_dir)]
     if as_json:
         click.echo(json_text(nodes))
         return
@@ -251,6 +251,50 @@ def unban(*, name: str, state_dir: Path) -> None:
     """
     done = _ask(state_dir, "node_unban", node=name)
     click.echo(f"{_cell(done['name'])} ({_cell(done['id'])}) may join again")
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@state_dir_option
+def accept(*, name: str, state_dir: Path) -> None:
+    """Let a newcomer in that waits. Its host asks every few seconds.
+
+    \b
+    Examples:
+      decod node accept brave-otter
+
+    Newcomers wait if the leader's run file has `ask = true` under [admission].
+    """
+    _decide(state_dir, name, may_enter=True)
+
+
+@node.command()
+@click.argument("name", metavar="NODE")
+@state_dir_option
+def refuse(*, name: str, state_dir: Path) -> None:
+    """Send a newcomer away that waits.
+
+    \b
+    Examples:
+      decod node refuse brave-otter
+    """
+    _decide(state_dir, name, may_enter=False)
+
+
+def _newcomers(state_dir: Path) -> list[dict[str, Any]]:
+    """Return the hosts that wait to be let in, in the form of nodes."""
+    unknown = dict.fromkeys(("role", "stage_index", "reach", "papers_end_in_s", "ban"))
+    waiting = _ask(state_dir, "newcomer_list").get("newcomers", [])
+    return [
+        {**unknown, **{name: each[name] for name in ("id", "name", "address")}, "state": "waiting"}
+        for each in waiting
+    ]
+
+
+def _decide(state_dir: Path, name: str, *, may_enter: bool) -> None:
+    done = _ask(state_dir, "newcomer_decide", node=name, may_enter=may_enter)
+    comes = "may come in" if may_enter else "is sent away"
+    click.echo(f"{_cell(done['name'])} ({_cell(done['id'])}) {comes}")
 
 
 def _ask(state_dir: Path, command: str, **asked: Any) -> dict[str, Any]:

@@ -193,6 +193,14 @@ FILE_SIZE_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionConfig:
+    """Who comes in with a join string."""
+
+    ask: bool = False
+    """Whether newcomers wait until the organiser lets them in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSource:
     """The place of the tokens on this host. Not shared, since paths differ from host to host."""
 
@@ -229,6 +237,8 @@ class _Sections(RunConfig):
     """What the card of the exported model says. Members do not compare it."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     """Measurements of the leader on held-out text. Members do not compare it."""
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    """Who comes in. Members do not compare it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +252,7 @@ class RunFile:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     card: CardConfig = field(default_factory=CardConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
 
 
 def load_run_file(path: Path) -> RunFile:
@@ -275,6 +286,7 @@ def load_run_file(path: Path) -> RunFile:
         checkpoint=sections.checkpoint,
         card=sections.card,
         evaluation=_held_out_at(sections.evaluation, path),
+        admission=sections.admission,
     )
 
 
@@ -484,12 +496,13 @@ def _key_lines(cls: type, values: Any, left_out: Mapping[str, Any] | None = None
     return lines
 
 
-def render_run_file(
+def render_run_file(  # noqa: PLR0913 - one for each section.
     run: RunConfig | None = None,
     data: DataSource | None = None,
     checkpoint: CheckpointConfig | None = None,
     card: CardConfig | None = None,
     evaluation: EvaluationConfig | None = None,
+    admission: AdmissionConfig | None = None,
     *,
     leaves_usual: bool = False,
 ) -> str:
@@ -501,6 +514,7 @@ def render_run_file(
         checkpoint: When the run's state is kept; the defaults if absent.
         card: What the exported model's card says; the defaults if absent.
         evaluation: What is measured on held-out text; the defaults if absent.
+        admission: Who comes in with a join string; the defaults if absent.
         leaves_usual: Leave out what follows from the length of the run. See `with_usual`.
     """
     run = run or RunConfig()
@@ -537,6 +551,12 @@ def render_run_file(
             "What the leader measures on text that the model is not trained with.",
             EvaluationConfig,
             evaluation or EvaluationConfig(),
+        ),
+        (
+            "admission",
+            "Who comes in with a join string.",
+            AdmissionConfig,
+            admission or AdmissionConfig(),
         ),
     ]
     for name, comment, cls, values in sections:

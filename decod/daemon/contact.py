@@ -10,6 +10,7 @@ from decod.config.schema import Manifest
 from decod.daemon.node_errors import TemporaryError
 from decod.daemon.reachability import useless_here
 from decod.daemon.run_facts import RunClock, RunPart
+from decod.daemon.waits import OpenWaits
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -26,6 +27,7 @@ from decod.net.ask import HelloInfo, HelloRequest, hello
 from decod.net.channel import UNANSWERED, ClosedError, UnansweredError
 from decod.net.dht import Dht, DhtPorts
 from decod.net.dht_record import LEADER
+from decod.net.enrolment import WaitingError
 from decod.net.join_string import JoinString
 from decod.tasks import in_thread
 
@@ -67,6 +69,8 @@ PATIENCE_S = 60.0
 yet."""
 
 _PAUSE_S = 1.0
+_ASK_AGAIN_S = 5.0
+"""Between two questions whether this host may come in."""
 """First wait before asking again. It doubles each time."""
 
 
@@ -104,6 +108,27 @@ async def patiently(
             say(f"{error.what} ({error.why}): asking again in {pause_s:.0f} s")
         await asyncio.sleep(pause_s)
         pause_s *= 2
+
+
+async def let_in(
+    enter: Callable[[], Awaitable[T]], waits: OpenWaits, say: Callable[[str], None]
+) -> T:
+    """Return the result of `enter`, however long the organiser takes to let this host in.
+
+    Args:
+        enter: Asks once.
+        waits: Takes what is waited for.
+        say: Takes lines for the operator's terminal.
+    """
+    try:
+        return await enter()
+    except WaitingError as error:
+        say(f"{error.what}: {error.why}. {error.fix}")
+    async with waits.of("the organiser to let this host in"):
+        while True:
+            await asyncio.sleep(_ASK_AGAIN_S)
+            with suppress(WaitingError):
+                return await enter()
 
 
 def about_join_string(error: DecodError, join: JoinString) -> DecodError:

@@ -11,6 +11,7 @@ from decod.daemon.frontend import Command
 from decod.daemon.succession import Contacts
 from decod.errors import ConfigError, DecodError
 from decod.ids import RunId
+from decod.membership.identity import name_of
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import USES_MAX, Token, TokenRecord
 from decod.net.enrolment import exchange_tokens
@@ -110,6 +111,8 @@ class TokenRegister:
 FIRST_LIFE_S = 24 * 3600.0
 FIRST_USES = 20
 """How many nodes may join with a join string that the leader prints by itself."""
+
+_BEGINNING_LENGTH_MIN = 4
 
 LIFE_MAX_S = 30 * 24 * 3600.0
 
@@ -228,7 +231,53 @@ class Invitations:
             "token_create": self._create,
             "token_list": self._list,
             "token_revoke": self._revoke,
+            "newcomer_list": self._newcomers,
+            "newcomer_decide": self._decide,
         }
+
+    def ask_newcomers(self) -> None:
+        """Have newcomers wait from now on until the operator lets them in."""
+        self._require(Role.RELAY).waiting.open()
+
+    def num_newcomers(self) -> int:
+        """Return how many hosts wait to be let in."""
+        return 0 if self._registrar is None else len(self._registrar.waiting.all())
+
+    async def _newcomers(self, _: dict[str, Any]) -> dict[str, Any]:
+        now_s, waiting = wall_clock(), self._require(Role.RELAY).waiting
+        return {
+            "newcomers": [
+                {
+                    "id": each.node_id,
+                    "name": name_of(each.node_id),
+                    "address": each.address,
+                    "token": each.token,
+                    "age_s": round(now_s - each.since_s, 1),
+                }
+                for each in waiting.all()
+            ]
+        }
+
+    async def _decide(self, asked: dict[str, Any]) -> dict[str, Any]:
+        registrar, text = self._require(Role.RELAY), str(asked.get("node", ""))
+        found = [
+            each.node_id
+            for each in registrar.waiting.all()
+            if text == name_of(each.node_id)
+            or (len(text) >= _BEGINNING_LENGTH_MIN and each.node_id.startswith(text))
+        ]
+        if len(found) != 1:
+            raise ConfigError(
+                f"{text[:60]!r} names {'several newcomers' if found else 'no newcomer'}",
+                why="a newcomer is gone if it has not asked for a minute",
+                fix="give the beginning of an id, 4 characters or more: decod node list",
+                code="E-CFG-087",
+            )
+        may_enter = asked.get("may_enter") is True
+        registrar.waiting.decide(found[0], may_enter=may_enter)
+        decided = "member.accepted" if may_enter else "member.rejected"
+        registrar.note(decided, actor=OPERATOR, peer=found[0])
+        return {"id": found[0], "name": name_of(found[0]), "may_enter": may_enter}
 
     async def _create(self, asked: dict[str, Any]) -> dict[str, Any]:
         role = Role.DATA if asked.get("role") == "data" else Role.RELAY

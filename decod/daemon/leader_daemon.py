@@ -283,6 +283,8 @@ class _Leading:
         plan = dataclasses.replace(plan, folder=folder.with_name("continued"))
         self._texts = ModelTexts(plan, node.progress, node.note)
         self.describe_texts = self._texts.describe
+        if run_file.admission.ask:
+            node.invitations.ask_newcomers()
         self._handed_out: set[str] = set()
         """The addresses in the join strings that the operator has been shown."""
         self._written: str | None = None

@@ -37,7 +37,7 @@ from typing import Any
 
 from decod.config.node_config import NodeConfig
 from decod.daemon.checkpointing import store_of
-from decod.daemon.contact import find_run, patiently
+from decod.daemon.contact import find_run, let_in, patiently
 from decod.daemon.demands import JoinOptions, require_stage, tell_demands
 from decod.daemon.desk import Desk
 from decod.daemon.host import Host, Leaving, LeftEarlyError, Say, run_until_left
@@ -95,7 +95,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
 
         async def seek() -> RunPart:
-            return await _enrolled(options, join, host.identity)
+            return await let_in(lambda: _enrolled(options, join, host.identity), host.waits, say)
 
         async with host.waits.of("an answer from the run"):
             part = await leaving.unless_asked(patiently(seek, say, join=join))

@@ -526,6 +526,7 @@ class PipelineNode(Node):
             "credit": self.credit.describe(),
             "join_string": self.invitations.current(Role.RELAY),
             "data_join_string": self.invitations.current(Role.DATA),
+            "num_newcomers": self.invitations.num_newcomers(),
             "counters": self._server.counters.totals(),
             "timing": self.metrics.timing(),
             "connections": self.gateway.dialling.describe(),

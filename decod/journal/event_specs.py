@@ -435,6 +435,14 @@ _SPECS = (
     EventSpec(
         "candidate.lost", "{peer} is gone, who was to enter: its place is free ({reason})", _W
     ),
+    EventSpec("member.accepted", "{actor} lets {peer} in"),
+    EventSpec("member.rejected", "{actor} does not let {peer} in"),
+    EventSpec(
+        "member.asking",
+        "{peer} at {address} asks to be let in with token {token}: `decod node accept` or"
+        " `decod node refuse`",
+        _W,
+    ),
     EventSpec("member.leaving", "{peer} leaves: {reason}"),
     EventSpec(
         "stage.ending",

@@ -6,7 +6,7 @@ no other node can use it.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -24,6 +24,7 @@ from decod.membership.credential import Credential, issue, verify
 from decod.membership.identity import HostKey, node_id_of
 from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified, chains_of
 from decod.membership.tokens import TokenRecord, Tokens
+from decod.membership.waiting_list import WaitingList
 from decod.protocol.core.view import Role
 from decod.wire import validate
 
@@ -36,6 +37,8 @@ class Refusal(Enum):
     NO_ROOT = "only the organiser's host can admit data nodes"
     WRONG_ROLE = "its token or certificate is for another role"
     BANNED = "it is banned"
+    WAITING = "the organiser has not let it in yet"
+    SENT_AWAY = "the organiser does not let it in"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,11 @@ class Registrar:
     leader: Callable[[], str | None]
     note: Callable[..., None]
     terms: PaperTerms = TERMS
+    waiting: WaitingList = field(init=False)
+    """Newcomers who wait for the organiser."""
+
+    def __post_init__(self) -> None:
+        self.waiting = WaitingList(self.clock)
 
     def anchors(self) -> bytes:
         """Return trust anchors, as PEM, for the holders of join tokens."""
@@ -132,7 +140,9 @@ class Registrar:
         role = Role.DATA if request.issuing_key else Role.RELAY
         who = {"peer": node, "address": address}
         answer = self._answer(caller, request, role, who)
-        if isinstance(answer, Refusal):
+        if answer is Refusal.WAITING:
+            pass  # It asks every few seconds, and is noted the first time.
+        elif isinstance(answer, Refusal):
             self.note("member.refused", **who, role=role.value, reason=answer.value)
         elif caller.purpose is Purpose.JOINING:
             self.note("member.admitted", **who, role=role.value, token=caller.issuer)
@@ -160,6 +170,8 @@ class Registrar:
             record = self.tokens.find(caller.issuer)
             if record is not None and record.role is not role:
                 return Refusal.WRONG_ROLE
+            if (waits := self._waits(caller, role, who)) is not None:
+                return waits
             if refusal := self.tokens.use(caller.issuer, caller.node_id, self.clock()):
                 self.note("token.refused", **who, token=caller.issuer, reason=refusal)
                 return Refusal.TOKEN_SPENT
@@ -168,6 +180,17 @@ class Registrar:
             issuing = public_from_der(request.issuing_key)
             return data_grant(root, request.public, issuing, self.terms, self.clock())
         return self._volunteer_grant(caller, request.public)
+
+    def _waits(self, caller: Caller, role: Role, who: dict[str, str]) -> Refusal | None:
+        """Return whether a newcomer has to wait, or is sent away; None if it may come in."""
+        if role is not Role.RELAY or self.uninvited(caller):
+            return None  # Data nodes are the organiser's own, and a spent token is told at once.
+        may_enter = self.waiting.decision(caller.node_id, who["address"], caller.issuer)
+        if may_enter is None:
+            if self.waiting.is_new(caller.node_id):
+                self.note("member.asking", **who, token=caller.issuer)
+            return Refusal.WAITING
+        return None if may_enter else Refusal.SENT_AWAY
 
     def _volunteer_grant(self, caller: Caller, public: bytes) -> Grant:
         own = self.membership

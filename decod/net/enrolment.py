@@ -106,6 +106,8 @@ _REFUSALS = {
     Refusal.NO_ROOT: enroll_pb2.ENROLL_REFUSAL_NO_ROOT,
     Refusal.WRONG_ROLE: enroll_pb2.ENROLL_REFUSAL_WRONG_ROLE,
     Refusal.BANNED: enroll_pb2.ENROLL_REFUSAL_BANNED,
+    Refusal.WAITING: enroll_pb2.ENROLL_REFUSAL_WAITING,
+    Refusal.SENT_AWAY: enroll_pb2.ENROLL_REFUSAL_SENT_AWAY,
 }
 
 
@@ -159,6 +161,12 @@ class AskLeaderError(NetworkError):
             fix="try again in a minute, or with the address of another node",
             code="E-NET-027",
         )
+
+
+class WaitingError(RejectedError):
+    """The organiser has not decided yet whether this node may come in. It asks again."""
+
+    code = "E-REJ-023"
 
 
 class UnknownTokenError(RejectedError):
@@ -344,6 +352,16 @@ def _refused(address: str, response: enroll_pb2.EnrollResponse) -> DecodError:
             return token_spent(address)
         case enroll_pb2.ENROLL_REFUSAL_BANNED:
             return banned(response.banned)
+        case enroll_pb2.ENROLL_REFUSAL_WAITING:
+            return WaitingError(
+                what,
+                why="its organiser looks at newcomers first, and has not decided yet",
+                fix="wait: this host asks again every few seconds",
+            )
+        case enroll_pb2.ENROLL_REFUSAL_SENT_AWAY:
+            why = "its organiser has looked at the newcomers, and refused this one"
+            fix = "ask the organiser"
+            code = "E-REJ-024"
         case enroll_pb2.ENROLL_REFUSAL_NO_ROOT:
             why = "only the organiser's host can admit data nodes, and another host leads now"
             fix = "try again when the organiser's host leads the run"

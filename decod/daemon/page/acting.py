@@ -35,6 +35,8 @@ FIELDS: dict[str, frozenset[str]] = {
     "token_list": frozenset(),
     "token_revoke": frozenset(("id",)),
     "node_list": frozenset(),
+    "newcomer_list": frozenset(),
+    "newcomer_decide": frozenset(("node", "may_enter")),
     "node_ban": frozenset(("node", "reason", "life_s")),
     "node_unban": frozenset(("node",)),
 }

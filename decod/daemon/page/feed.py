@@ -35,7 +35,7 @@ _ID_LENGTH = 8
 _NODE_NUMBERS = ("capacity", "flows", "microbatches", "memory_bytes", "since_iteration")
 _RUN_NUMBERS = (
     *("iteration", "num_iterations", "loss", *STEP_METRIC_NAMES),
-    *("tokens_per_s", "num_tokens", "age_s", "left_s"),
+    *("tokens_per_s", "num_tokens", "age_s", "left_s", "num_newcomers"),
 )
 _OWN_TEXTS = ("name", "role", "device", "state", "address")
 

@@ -16,6 +16,8 @@ class EnrollRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENROLL_REFUSAL_NO_ROOT: _ClassVar[EnrollRefusal]
     ENROLL_REFUSAL_WRONG_ROLE: _ClassVar[EnrollRefusal]
     ENROLL_REFUSAL_BANNED: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_WAITING: _ClassVar[EnrollRefusal]
+    ENROLL_REFUSAL_SENT_AWAY: _ClassVar[EnrollRefusal]
 
 class HelloRefusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -31,6 +33,8 @@ ENROLL_REFUSAL_TOKEN_SPENT: EnrollRefusal
 ENROLL_REFUSAL_NO_ROOT: EnrollRefusal
 ENROLL_REFUSAL_WRONG_ROLE: EnrollRefusal
 ENROLL_REFUSAL_BANNED: EnrollRefusal
+ENROLL_REFUSAL_WAITING: EnrollRefusal
+ENROLL_REFUSAL_SENT_AWAY: EnrollRefusal
 HELLO_REFUSAL_UNSPECIFIED: HelloRefusal
 HELLO_REFUSAL_VERSION_DIFFERS: HelloRefusal
 HELLO_REFUSAL_RUN_DIFFERS: HelloRefusal

@@ -120,11 +120,29 @@ async function keepShowingTokens() {
   if (hasToken() && leads) {
     try {
       await showTokens();
+      await showNewcomers();
     } catch (error) {
       setText("acted", error.message);
     }
   }
   setTimeout(keepShowingTokens, TOKENS_PERIOD_MS);
+}
+
+async function showNewcomers() {
+  const { newcomers } = await act("newcomer_list");
+  byId("newcomers-box").hidden = !newcomers.length;
+  fill("newcomers", newcomers.map((one) => one.id), () => newcomers.map(newcomerItem));
+}
+
+function newcomerItem({ id, name, address, token }) {
+  const decide = (mayEnter) => async () => {
+    await act("newcomer_decide", { node: id, may_enter: mayEnter });
+    await showNewcomers();
+    return mayEnter ? `${name} may come in` : `${name} is sent away`;
+  };
+  const who = html("strong", {}, name);
+  const buttons = html("span", { class: "buttons" }, button("Accept", decide(true)), button("Refuse", decide(false), "bad"));
+  return html("li", {}, who, ` (${id.slice(0, 8)}) at ${address}, with token ${token} `, buttons);
 }
 
 async function showTokens() {
