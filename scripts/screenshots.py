@@ -2,14 +2,16 @@
 
     python scripts/screenshots.py
 
-A leader and four relays train a tiny model on the loopback. The page is drawn by the system's
-Chromium (`apt-get install chromium`) through playwright, the terminal by rich. The pictures go to
-docs/images/. Neither refers to anything outside of itself.
+A leader and four relays train a tiny model on the loopback. One relay is killed on the way, and
+another takes its place. The page is drawn, as wide as a phone, a tablet and a desktop, by the
+system's Chromium (`apt-get install chromium`) through playwright, the terminal by rich. The
+pictures go to docs/images/. Neither refers to anything outside of itself.
 """
 
 import argparse
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,13 +34,20 @@ from tests.support.runs import make_run, prepare_corpus  # noqa: E402
 _RELAYS = {"garage": 1, "attic": 1, "brave-otter": 2, "office": 2}
 """Names of relays, and the stages that they run."""
 
+_NEWCOMER = "lantern"
+"""The relay that comes when the last of them is killed."""
+
 _NUM_ITERATIONS = 60
-"""Iterations before the pictures are made: enough for curves."""
+"""Iterations before a relay is killed, and then before the pictures are made: enough for curves."""
 
 _TIMEOUT_S = 300.0
 """Longest that anything may take, on a machine that is busy with other things."""
 
-_SCREEN: ViewportSize = {"width": 1100, "height": 940}
+_SCREENS: dict[str, ViewportSize] = {
+    "page.png": {"width": 1600, "height": 1120},
+    "page-900.png": {"width": 900, "height": 1200},
+    "page-390.png": {"width": 390, "height": 844},
+}
 _COLUMNS = 100
 _JOIN_STRING = "decod1-v-...@gpu.example.org:7700"
 """Shown in the place of the real one."""
@@ -50,14 +59,17 @@ def page_address(leader: Daemon) -> str | None:
     return str(served[-1]["url"]) if served else None
 
 
-def draw_page(address: str, path: Path, chromium: str) -> None:
-    """Draw a page as it stands on a screen, as PNG."""
+def draw_page(address: str, out: Path, chromium: str) -> None:
+    """Draw a page as it stands on each screen, as PNG."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page(viewport=_SCREEN, color_scheme="light")
-        tab.goto(address)
-        tab.wait_for_selector("#picture circle")
-        tab.screenshot(path=path)
+        for name, screen in _SCREENS.items():
+            tab = browser.new_page(viewport=screen, color_scheme="light")
+            tab.goto(address)
+            tab.wait_for_selector("#picture circle")
+            tab.wait_for_selector("#loss-chart canvas")
+            tab.screenshot(path=out / name)
+            tab.close()
         browser.close()
 
 
@@ -74,11 +86,13 @@ def draw_status(leader: Daemon, path: Path) -> None:
 
 
 def draw_all(out: Path, chromium: str) -> None:
-    """Train once all relays are there, and draw both pictures into a folder."""
+    """Train, lose a relay and get another, and draw the pictures into a folder."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         run = replace(make_run(), name="our-run")
         with Cluster(folder / "run", run, prepare_corpus(folder)) as cluster:
+            run_file = cluster.run_file.read_text(encoding="utf-8")
+            cluster.run_file.write_text(run_file.replace('prompts = ""', 'prompts = "The "'))
             leader = cluster.start_leader("--page", "127.0.0.1:0", name="kitchen")
             for relay, stage in _RELAYS.items():
                 cluster.start_relay(relay, "--stage", str(stage))
@@ -86,13 +100,18 @@ def draw_all(out: Path, chromium: str) -> None:
                 entered = partial(takes_part, cluster, daemon)
                 cluster.wait_for(entered, f"{daemon.name} in the run", timeout_s=_TIMEOUT_S)
             cluster.wait_for_iteration(leader.iteration + _NUM_ITERATIONS, timeout_s=_TIMEOUT_S)
+            cluster.daemons[-1].send(signal.SIGKILL)
+            newcomer = cluster.start_relay(_NEWCOMER, "--stage", "2")
+            entered = partial(takes_part, cluster, newcomer)
+            cluster.wait_for(entered, f"{_NEWCOMER} in the run", timeout_s=_TIMEOUT_S)
+            cluster.wait_for_iteration(leader.iteration + _NUM_ITERATIONS, timeout_s=_TIMEOUT_S)
             draw_status(leader, out / "status.svg")
             address = cluster.wait_for(partial(page_address, leader), "the page")
-            draw_page(address, out / "page.png", chromium)
+            draw_page(address, out, chromium)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw both pictures; return the exit code."""
+    """Draw the pictures; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -106,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     out.mkdir(parents=True, exist_ok=True)
     draw_all(out, chromium)
-    for path in (out / "status.svg", out / "page.png"):
+    for path in (out / "status.svg", *(out / name for name in _SCREENS)):
         print(f"{path}: {path.stat().st_size / 1024:.0f} KiB")
     return 0
 

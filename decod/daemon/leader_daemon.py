@@ -280,7 +280,8 @@ class _Leading:
         )
         self._evaluations = Evaluations(plan, node.progress, node.note)
         self.describe_evaluation = self._evaluations.describe
-        plan = dataclasses.replace(plan, folder=folder.with_name("continued"))
+        continued = folder.with_name("continued")
+        plan = dataclasses.replace(plan, folder=continued, export=self._export_with_tokenizer)
         self._texts = ModelTexts(plan, node.progress, node.note)
         self.describe_texts = self._texts.describe
         if run_file.admission.ask:
@@ -560,6 +561,13 @@ class _Leading:
         async with self._exporting:
             node = self._node
             return await export_model(self._sources, node.part.run, folder, self._base)
+
+    async def _export_with_tokenizer(self, folder: Path) -> int:
+        iteration = await self._export_quietly(folder)
+        if (dataset := self._node.dataset) is not None:
+            facts = self._card_facts(dataset, iteration)
+            await in_thread(lambda: complete_folder(folder, dataset, facts))
+        return iteration
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:
         """Write the model, as `decod export` asks."""

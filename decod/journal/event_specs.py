@@ -124,7 +124,7 @@ _SPECS = (
         "held-out text after iteration {iteration}: loss {loss}, perplexity {perplexity}, over"
         " {num_tokens} tokens in {duration_s} s",
     ),
-    EventSpec("text.written", "the model of iteration {iteration} goes on with {prompt}:{text}"),
+    EventSpec("text.written", "after iteration {iteration} the model writes: {prompt}{text}"),
     EventSpec("text.failed", "nothing written by the model now: {reason}", _W),
     EventSpec("evaluation.failed", "no evaluation after iteration {iteration}: {reason}", _W),
     EventSpec(

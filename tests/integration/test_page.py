@@ -51,6 +51,8 @@ def cluster(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     )
     folder = tmp_path_factory.mktemp("pages")
     with Cluster(folder, replace(run, protocol=protocol), corpus) as made:
+        run_file = made.run_file.read_text(encoding="utf-8")
+        made.run_file.write_text(run_file.replace('prompts = ""', 'prompts = "Once "'))
         made.start_leader(*PAGE, "--public-page", "0")
         for stage in (1, 2):
             for index in (0, 1):
@@ -147,6 +149,18 @@ def test_the_leader_shows_the_run_to_the_world(cluster: Cluster) -> None:
     assert len(answer.json()["members"]) == 5
     assert cluster.leader.status()["node"]["address"].encode() not in answer.body
     assert get(port, "/do", method="POST").status == 405
+
+
+def test_what_the_model_writes_is_shown_everywhere(cluster: Cluster) -> None:
+    leader, relay = cluster.leader, cluster.daemons[1]
+    cluster.wait_for(lambda: leader.status()["texts"]["last"], "a text")
+    (last,) = leader.status()["texts"]["last"]
+    assert (last["prompt"], bool(last["text"])) == ("Once ", True)
+    assert leader.status()["texts"]["share"] <= 0.01
+    assert "the model writes: Once " in leader.stderr
+    told = [last["iteration"], last["prompt"], last["text"]]
+    assert told in state_of(leader)["history"]["texts"]
+    cluster.wait_for(lambda: told in state_of(relay)["history"]["texts"], "the text at a relay")
 
 
 def test_prometheus_finds_the_run(cluster: Cluster) -> None:

@@ -131,7 +131,7 @@ export class Curves {
       scales: { x: { time: this.way === "time" }, y: { distr: isLog ? 3 : 1 } },
       series: [{ label: way.label, value: (_, value) => (value === null ? "–" : way.show(value)) }, ...series],
       axes: [
-        { ...axis, space: 70, ...(this.way === "time" ? {} : { values: (_, values) => values.map(short) }) },
+        { ...axis, space: 70, size: 30, ...(this.way === "time" ? {} : { values: (_, values) => values.map(short) }) },
         { ...axis, size: 52, values: (_, values) => values.map((value) => (value === null ? "" : short(value))) },
       ],
       hooks: {
