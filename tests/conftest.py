@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import inspect
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -84,6 +85,15 @@ def keep_signals() -> Iterator[None]:
     yield
     for number, handler in zip(LEAVE_SIGNALS, before, strict=True):
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def keep_log() -> Iterator[None]:
+    """Undo what a test did to the log: a daemon keeps its lines from the root logger, for good."""
+    logger = logging.getLogger("decod")
+    before = logger.propagate
+    yield
+    logger.propagate = before
 
 
 @pytest.hookimpl(tryfirst=True)
