@@ -99,7 +99,7 @@ class EvaluationConfig:
     """The leader's device for it: `cpu`, `auto` or `cuda:N`. A second copy of the model must fit
     there."""
     prompts: str = ""
-    """Beginnings of texts, one on each line and at most `PROMPTS_MAX`. The leader has the model go
+    """Beginnings of texts, one on each line and at most three. The leader has the model go
     on with them now and then, on this device. Empty: none."""
 
     @property
