@@ -202,6 +202,11 @@ def acting_run() -> tuple[SimulatedRun, Acting]:
         "set": {"settings": [caps]},
         "leaving": {"means": "the run ends for everybody"},
         "token_create": {"join_string": "decod1-secret", "command": "decod join decod1-secret"},
+        "newcomer_list": {
+            "newcomers": [
+                {"id": "swift234", "name": "eel", "address": "192.0.2.7", "token": "abcd"}
+            ]
+        },
         "token_list": {"tokens": [token | {"expires_in_s": 900, "note": "friends"}]},
     }
     return run, Acting(run.answer)
@@ -226,6 +231,8 @@ def test_the_operator_acts_from_the_page(tab: Any) -> None:
         assert tab.input_value("#join-string") == "decod join decod1-secret"
         tab.click("#tokens-rows button")
         tab.wait_for_selector("#acted:has-text('lets nobody in')")
+        tab.click("#newcomers button:text-is('Accept')")
+        tab.wait_for_selector("#acted:has-text('eel may come in')")
         tab.click("#members-rows button:text-is('relay-1-1')")
         tab.click("#member-buttons button")
         tab.click("#question-yes")
@@ -236,13 +243,15 @@ def test_the_operator_acts_from_the_page(tab: Any) -> None:
         tab.wait_for_selector("#question", state="hidden")
         faults = axe_api.Axe().run(tab).response["violations"]
         assert not [(one["id"], one["nodes"][0]["html"]) for one in faults]
-    asked = [one for one in run.asked if one["command"] not in ("token_list", "leaving")]
+    looks = ("token_list", "newcomer_list", "leaving")
+    asked = [one for one in run.asked if one["command"] not in looks]
     assert asked == [
         {"command": "set"},
         {"command": "set", "values": {"upload_max": "20"}},
         {"command": "set"},
         {"command": "token_create", "uses": 20, "ttl_s": 86_400, "note": ""},
         {"command": "token_revoke", "id": "abcd"},
+        {"command": "newcomer_decide", "node": "swift234", "may_enter": True},
         {"command": "node_ban", "node": "b0000001"},
     ]
 
