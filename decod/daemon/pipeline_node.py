@@ -361,7 +361,7 @@ class PipelineNode(Node):
         table = run_folder(folder, run_id).with_name(FILE_NAME)
         steps: list[Point] = []
         with suppress(OSError):
-            steps = await in_thread(lambda: list(read_curve(table)))
+            steps = await in_thread(lambda: read_curve(table))
         with suppress(OSError):
             kept = await in_thread(lambda: list(kept_events(folder / FOLDER, run_id)))
             self._host.history.restore(kept, steps)

@@ -163,7 +163,8 @@ class RunHistory:
                 self._add_text(text)
         first = self._steps[0][0] if self._steps else math.inf
         if earlier := [point for point in steps if point[0] < first]:
-            self._steps = earlier + self._steps
+            # Whoever tells ever earlier points does not make the list longer than it may be.
+            self._steps = _thinned(earlier + self._steps, STEPS_MAX)
             self._num_rewritten += 1
         last = self.held_out[-1][0] if self.held_out else 0
         self.held_out += [one for one in held_out if one[0] > last]

@@ -50,21 +50,28 @@ _HEADER = (",".join(COLUMNS) + "\n").encode()
 Row = Mapping[str, object]
 
 
-def read_curve(path: Path) -> Iterator[list[Any]]:
-    """Yield the iterations of a file as points of a curve (`decod.journal.history.Point`).
+_POINTS_MAX = 10_000
 
-    Lines that can't be read are left out.
+
+def read_curve(path: Path) -> list[list[Any]]:
+    """Return iterations of a file as points of a curve (`decod.journal.history.Point`).
+
+    Of a long file only some are returned, evenly chosen. Lines that can't be read are left out.
 
     Raises:
         OSError: The file can't be read.
     """
+    points: list[list[Any]] = []
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file):
+            if len(points) >= _POINTS_MAX:
+                points = points[::2]
             with suppress(KeyError, TypeError, ValueError):
                 time_s = datetime.fromisoformat(row["time"]).timestamp()
                 loss, rate = (float(row[name] or "nan") for name in ("loss", "tokens_per_s"))
                 numbers = (None if math.isnan(x) else round(x, 5) for x in (loss, rate))
-                yield [int(row["iteration"]), round(time_s, 1), *numbers]
+                points.append([int(row["iteration"]), round(time_s, 1), *numbers])
+    return points
 
 
 class IterationFile:

@@ -226,3 +226,23 @@ def test_the_table_of_iterations_gives_the_whole_curve(tmp_path: Path) -> None:
     assert [step[0] for step in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[0] == [1, 1767323045.7, 3.0, None]
     assert steps[-1] == [6, 9.0, 2.0, None]
+
+
+def test_a_leader_that_tells_ever_earlier_points_takes_no_more_memory() -> None:
+    history = RunHistory()
+    commit(history, 10**6)
+    for look in range(1, 100):
+        first = 10**6 - 120 * look
+        history.learn([[first + n, 1.0, 2.0, None] for n in range(120)], [])
+    assert len(history.since("", 0, 0)["steps"]) <= STEPS_MAX
+
+
+def test_a_long_table_of_iterations_is_read_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "iterations.csv"
+    time = "2026-01-02T03:04:05.678Z"
+    rows = "".join(f"{number},{time},2.5\n" for number in range(1, 25_001))
+    path.write_text("iteration,time,loss,tokens_per_s\n" + rows)
+    points = read_curve(path)
+    assert len(points) <= 10_000
+    assert (points[0][0], points[-1][0]) == (1, 25_000)
+    assert points[-1][2:] == [2.5, None]
