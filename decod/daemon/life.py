@@ -95,10 +95,14 @@ async def _run(options: JoinOptions, say: Say) -> int:
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
 
         async def seek() -> RunPart:
-            return await let_in(lambda: _enrolled(options, join, host.identity), host.waits, say)
+            return await _enrolled(options, join, host.identity)
+
+        async def enter_run() -> RunPart:
+            # The organiser may take longer to decide than a host has patience with silence.
+            return await let_in(lambda: patiently(seek, say, join=join), host.waits, say)
 
         async with host.waits.of("an answer from the run"):
-            part = await leaving.unless_asked(patiently(seek, say, join=join))
+            part = await leaving.unless_asked(enter_run())
         tell_demands(part.run, options.stage_index, desk.config, say)
         say = host.terminal.above(say)
         life = Life(host, say, rejoins=options.node.rejoins)

@@ -157,7 +157,7 @@ class RunHistory:
         texts: Iterable[ModelText] = (),
     ) -> None:
         """Take in the points of a leader's curves that lie before this node's own, and the rest."""
-        newest = self.texts[-1][0] if self.texts else 0
+        newest = max((text[0] for text in self.texts), default=0)
         for text in texts:
             if text[0] > newest:
                 self._add_text(text)
@@ -352,6 +352,7 @@ class RunHistory:
 
     def _go_back(self, iteration: int) -> None:
         """Forget the steps after this iteration: the run has taken them back."""
+        self.texts = [text for text in self.texts if text[0] <= iteration]
         if self._steps and self._steps[-1][0] > iteration:
             self._steps = [step for step in self._steps if step[0] <= iteration]
             self.held_out = [one for one in self.held_out if one[0] <= iteration]
@@ -363,7 +364,7 @@ class RunHistory:
             # Texts of one iteration, for several prompts, go together.
             iterations = sorted({iteration for iteration, _, _ in self.texts})
             kept = {*iterations[: len(iterations) // 2 : 2], *iterations[len(iterations) // 2 :]}
-            self.texts = [one for one in self.texts if one[0] in kept]
+            self.texts = [one for one in self.texts if one[0] in kept][-TEXTS_MAX:]
 
     def _append(self, point: Point) -> None:
         self._steps.append(point)
@@ -383,4 +384,5 @@ def _thinned(points: Sequence[T], num_max: int) -> list[T]:
 
 
 def _rounded(loss: Any) -> float | None:
-    return None if loss is None else round(float(loss), 5)
+    number = math.nan if loss is None else float(loss)
+    return round(number, 5) if math.isfinite(number) else None

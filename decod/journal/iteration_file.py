@@ -62,14 +62,15 @@ def read_curve(path: Path) -> list[list[Any]]:
         OSError: The file can't be read.
     """
     points: list[list[Any]] = []
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+    # A spoilt file may have lines that are too long to be one.
+    with path.open(encoding="utf-8", errors="replace", newline="") as file, suppress(csv.Error):
         for row in csv.DictReader(file):
             if len(points) >= _POINTS_MAX:
                 points = points[::2]
             with suppress(KeyError, TypeError, ValueError):
                 time_s = datetime.fromisoformat(row["time"]).timestamp()
                 loss, rate = (float(row[name] or "nan") for name in ("loss", "tokens_per_s"))
-                numbers = (None if math.isnan(x) else round(x, 5) for x in (loss, rate))
+                numbers = (round(x, 5) if math.isfinite(x) else None for x in (loss, rate))
                 points.append([int(row["iteration"]), round(time_s, 1), *numbers])
     return points
 

@@ -246,3 +246,30 @@ def test_a_long_table_of_iterations_is_read_in_parts(tmp_path: Path) -> None:
     assert len(points) <= 10_000
     assert (points[0][0], points[-1][0]) == (1, 25_000)
     assert points[-1][2:] == [2.5, None]
+
+
+def test_texts_that_a_run_takes_back_are_gone_and_stay_so() -> None:
+    history = RunHistory()
+
+    def write(iteration: int) -> None:
+        fields = {"iteration": iteration, "prompt": "Once", "text": str(iteration)}
+        history.take(noted("text.written", fields, float(iteration)))
+
+    commit(history, 100)
+    for iteration in (50, 100):
+        write(iteration)
+    history.take(noted("run.returned", {"iteration": 40}, 4.0))
+    write(30)
+    write(60)
+    history.learn([], [], history.told()["texts"])
+    assert [text[0] for text in history.texts] == [30, 60]
+
+
+def test_a_loss_that_is_no_number_and_a_spoilt_table_are_left_out(tmp_path: Path) -> None:
+    history = RunHistory()
+    commit(history, 1, loss=float("nan"))
+    assert history.since("", 0, 0)["steps"][0][2] is None
+    path = tmp_path / "iterations.csv"
+    line = "1,2026-01-02T03:04:05.678Z,inf,\n"
+    path.write_text("iteration,time,loss,tokens_per_s\n" + line + "\0" * 200_000)
+    assert [point[2] for point in read_curve(path)] == [None]
