@@ -261,9 +261,10 @@ def accept(*, name: str, state_dir: Path) -> None:
 
     \b
     Examples:
-      decod node accept brave-otter
+      decod node accept abcd2345efgh
 
-    Newcomers wait if the leader's run file has `ask = true` under [admission].
+    NODE is the id that `decod node list` shows. Newcomers wait if the leader's run file has `ask =
+    true` under [admission].
     """
     _decide(state_dir, name, may_enter=True)
 
@@ -276,7 +277,7 @@ def refuse(*, name: str, state_dir: Path) -> None:
 
     \b
     Examples:
-      decod node refuse brave-otter
+      decod node refuse abcd2345efgh
     """
     _decide(state_dir, name, may_enter=False)
 

@@ -69,9 +69,10 @@ PATIENCE_S = 60.0
 yet."""
 
 _PAUSE_S = 1.0
+"""First wait before asking again. It doubles each time."""
+
 _ASK_AGAIN_S = 5.0
 """Between two questions whether this host may come in."""
-"""First wait before asking again. It doubles each time."""
 
 
 async def patiently(
@@ -111,24 +112,30 @@ async def patiently(
 
 
 async def let_in(
-    enter: Callable[[], Awaitable[T]], waits: OpenWaits, say: Callable[[str], None]
+    find: Callable[[], Awaitable[T]],
+    say: Callable[[str], None],
+    *,
+    join: JoinString,
+    waits: OpenWaits,
 ) -> T:
-    """Return the result of `enter`, however long the organiser takes to let this host in.
+    """Return the result of `find` as `patiently` does, however long the organiser takes to decide.
 
     Args:
-        enter: Asks once.
-        waits: Takes what is waited for.
+        find: Asks once to be let in.
         say: Takes lines for the operator's terminal.
+        join: The join string that the operator has given.
+        waits: Takes what is waited for.
     """
     try:
-        return await enter()
+        async with waits.of("an answer from the run"):
+            return await patiently(find, say, join=join)
     except WaitingError as error:
         say(f"{error.what}: {error.why}. {error.fix}")
     async with waits.of("the organiser to let this host in"):
         while True:
             await asyncio.sleep(_ASK_AGAIN_S)
             with suppress(WaitingError):
-                return await enter()
+                return await patiently(find, say, join=join)
 
 
 def about_join_string(error: DecodError, join: JoinString) -> DecodError:

@@ -33,6 +33,7 @@ TEXTS_INTERVAL_S = 180.0
 """Shortest time between two looks at what the model writes."""
 TEXTS_COST = 0.01
 """Largest share of the time that they take."""
+_TEXTS_TIMEOUT_S = 900.0
 _TEXT_TOKENS = 60
 _TEXT_MAX = 400
 """Most characters of a text that are shown."""
@@ -119,7 +120,12 @@ class ModelTexts:
             *("generate", "--model", str(folder), "--interactive", "--json", "--seed", "0"),
             *("--max-tokens", str(_TEXT_TOKENS), "--device", self._plan.config.device),
         )
-        out = await _ended_well(self._plan.command + command, "\n".join(prompts).encode() + b"\n")
+        given = "".join(f"{prompt}\n" for prompt in prompts).encode()
+        try:
+            async with asyncio.timeout(_TEXTS_TIMEOUT_S):
+                out = await _ended_well(self._plan.command + command, given)
+        except TimeoutError as error:
+            raise _FailedError(f"it took longer than {_TEXTS_TIMEOUT_S:.0f} s") from error
         try:
             texts = [clean_text(json.loads(line)["text"], limit=_TEXT_MAX) for line in out]
             pairs = list(zip(prompts, texts, strict=True))

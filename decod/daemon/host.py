@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, Self, TypeVar
 
+from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.control import ControlServer
 from decod.daemon.desk import Caps, Desk
@@ -29,6 +30,7 @@ from decod.journal.history import RunHistory
 from decod.journal.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.journal.terminal import PatientTerminal
 from decod.membership.identity import load_or_create_identity
+from decod.membership.waiting_list import WaitingList
 from decod.process import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
 from decod.system import keep_freed_memory
 from decod.tasks import beside, cancelled, until_first
@@ -169,6 +171,9 @@ class Host:
         self._page: str | None = None
         self.waits = OpenWaits(lambda event, **fields: log_note(_log, event, fields))
         """What this daemon waits for, whichever node it has."""
+        self.newcomers = WaitingList(wall_clock)
+        """Hosts that wait until the operator lets them in. It outlives the nodes, so that nobody
+        slips in between two."""
         self._folder = StateFolder(config.state_dir)
         self._folder.lock()
         self.credit = CreditLedger(config.state_dir)

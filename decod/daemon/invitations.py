@@ -112,7 +112,8 @@ FIRST_LIFE_S = 24 * 3600.0
 FIRST_USES = 20
 """How many nodes may join with a join string that the leader prints by itself."""
 
-_BEGINNING_LENGTH_MIN = 4
+_BEGINNING_LENGTH_MIN = 12
+"""Names and shorter beginnings are easily made to fit: whoever asks has chosen its id."""
 
 LIFE_MAX_S = 30 * 24 * 3600.0
 
@@ -235,16 +236,12 @@ class Invitations:
             "newcomer_decide": self._decide,
         }
 
-    def ask_newcomers(self) -> None:
-        """Have newcomers wait from now on until the operator lets them in."""
-        self._require(Role.RELAY).waiting.open()
-
     def num_newcomers(self) -> int:
         """Return how many hosts wait to be let in."""
-        return 0 if self._registrar is None else len(self._registrar.waiting.all())
+        return 0 if self._registrar is None else len(self._registrar.newcomers.all())
 
     async def _newcomers(self, _: dict[str, Any]) -> dict[str, Any]:
-        now_s, waiting = wall_clock(), self._require(Role.RELAY).waiting
+        now_s, waiting = wall_clock(), self._require(Role.RELAY).newcomers
         return {
             "newcomers": [
                 {
@@ -262,19 +259,18 @@ class Invitations:
         registrar, text = self._require(Role.RELAY), str(asked.get("node", ""))
         found = [
             each.node_id
-            for each in registrar.waiting.all()
-            if text == name_of(each.node_id)
-            or (len(text) >= _BEGINNING_LENGTH_MIN and each.node_id.startswith(text))
+            for each in registrar.newcomers.all()
+            if len(text) >= _BEGINNING_LENGTH_MIN and each.node_id.startswith(text)
         ]
         if len(found) != 1:
             raise ConfigError(
                 f"{text[:60]!r} names {'several newcomers' if found else 'no newcomer'}",
                 why="a newcomer is gone if it has not asked for a minute",
-                fix="give the beginning of an id, 4 characters or more: decod node list",
+                fix=f"give at least {_BEGINNING_LENGTH_MIN} characters of an id: decod node list",
                 code="E-CFG-087",
             )
         may_enter = asked.get("may_enter") is True
-        registrar.waiting.decide(found[0], may_enter=may_enter)
+        registrar.newcomers.decide(found[0], may_enter=may_enter)
         decided = "member.accepted" if may_enter else "member.rejected"
         registrar.note(decided, actor=OPERATOR, peer=found[0])
         return {"id": found[0], "name": name_of(found[0]), "may_enter": may_enter}

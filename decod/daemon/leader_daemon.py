@@ -11,7 +11,7 @@ from decod.config.schema import Manifest
 from decod.config.secret import write_join_string
 from decod.daemon.checkpointing import CheckpointPlan, Checkpoints, carried_in, store_of
 from decod.daemon.checks import check_shards, chosen_model, manifest_of, read_at_start_bytes
-from decod.daemon.contact import patiently
+from decod.daemon.contact import let_in
 from decod.daemon.desk import Desk
 from decod.daemon.entry import EntryFinder, LeaderOptions, continued, founded
 from decod.daemon.evaluating import EvaluationPlan, Evaluations, ModelTexts, require_held_out
@@ -66,6 +66,10 @@ async def _run(options: LeaderOptions, say: Say) -> int:
     store_of(options.node)  # One that can't be used is told before the data are read.
     desk = Desk(options.node, volunteers=False)
     with Leaving(say) as leaving, Host(desk.config, leaving, desk) as host:
+        run_file = options.run_file
+        if run_file.admission.ask:
+            # Before any node of this host answers newcomers, whoever leads.
+            host.newcomers.open()
         async with host.tended(), page_served(desk.config, host, say):
             return await _stay(options, host, desk, say)
 
@@ -85,8 +89,8 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
         joining = EntryFinder(options, host, manifest, data_dir)
         if (join := options.join) is not None:
             told = JoinString.parse(join)
-            async with host.waits.of("an answer from the run"):
-                part = await unless_asked(patiently(lambda: joining.join(join), say, join=told))
+            entering = let_in(lambda: joining.join(join), say, join=told, waits=host.waits)
+            part = await unless_asked(entering)
         else:
             membership = found(options.node.state_dir, manifest.run.name, host.identity, TERMS)
             part = founded(options, membership, manifest, data_dir, resumed)
@@ -284,8 +288,6 @@ class _Leading:
         plan = dataclasses.replace(plan, folder=continued, export=self._export_with_tokenizer)
         self._texts = ModelTexts(plan, node.progress, node.note)
         self.describe_texts = self._texts.describe
-        if run_file.admission.ask:
-            node.invitations.ask_newcomers()
         self._handed_out: set[str] = set()
         """The addresses in the join strings that the operator has been shown."""
         self._written: str | None = None
@@ -528,7 +530,7 @@ class _Leading:
 
     async def _export_to(self, folder: Path) -> tuple[int, str]:
         """Write the model; return its iteration, and what its folder lacks."""
-        node, missing = self._node, ""
+        node = self._node
         run, base = node.part.run, self._base
         if not run.trains_all:
             card = self._options.run_file.card
@@ -536,12 +538,16 @@ class _Leading:
             base = f"{name}@{commit}" if commit else card.base_model or base
         iteration = await export_model(self._sources, run, folder, base)
         node.note("model.exported", iteration=iteration, path=str(folder))
-        if (dataset := node.dataset) is not None:
-            facts = self._card_facts(dataset, iteration)
-            missing = await in_thread(lambda: complete_folder(folder, dataset, facts))
-        if missing:
+        if missing := await self._fill_folder(folder, iteration):
             node.note("model.incomplete", path=str(folder), reason=missing)
         return iteration, missing
+
+    async def _fill_folder(self, folder: Path, iteration: int) -> str:
+        """Write tokenizer and card beside a model; return what its folder lacks then."""
+        if (dataset := self._node.dataset) is None:
+            return ""
+        facts = self._card_facts(dataset, iteration)
+        return await in_thread(lambda: complete_folder(folder, dataset, facts))
 
     def _card_facts(self, dataset: Dataset, iteration: int) -> CardFacts:
         part, entry = self._node.part, dataset.index.tokenizer
@@ -564,9 +570,7 @@ class _Leading:
 
     async def _export_with_tokenizer(self, folder: Path) -> int:
         iteration = await self._export_quietly(folder)
-        if (dataset := self._node.dataset) is not None:
-            facts = self._card_facts(dataset, iteration)
-            await in_thread(lambda: complete_folder(folder, dataset, facts))
+        await self._fill_folder(folder, iteration)
         return iteration
 
     async def export(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from typing import Any
 
 from decod.config.node_config import NodeConfig
 from decod.daemon.checkpointing import store_of
-from decod.daemon.contact import find_run, let_in, patiently
+from decod.daemon.contact import find_run, let_in
 from decod.daemon.demands import JoinOptions, require_stage, tell_demands
 from decod.daemon.desk import Desk
 from decod.daemon.host import Host, Leaving, LeftEarlyError, Say, run_until_left
@@ -97,12 +97,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
         async def seek() -> RunPart:
             return await _enrolled(options, join, host.identity)
 
-        async def enter_run() -> RunPart:
-            # The organiser may take longer to decide than a host has patience with silence.
-            return await let_in(lambda: patiently(seek, say, join=join), host.waits, say)
-
-        async with host.waits.of("an answer from the run"):
-            part = await leaving.unless_asked(enter_run())
+        part = await leaving.unless_asked(let_in(seek, say, join=join, waits=host.waits))
         tell_demands(part.run, options.stage_index, desk.config, say)
         say = host.terminal.above(say)
         life = Life(host, say, rejoins=options.node.rejoins)

@@ -89,7 +89,10 @@ class Node:
         part, registrar = self.part, None
         if part.membership.role is Role.DATA:
             tokens, elsewhere = Tokens(part.membership.folder), self.contacts.leads_elsewhere
-            registrar = Registrar(part.membership, tokens, wall_clock, elsewhere, self.note)
+            newcomers = self._host.newcomers
+            registrar = Registrar(
+                part.membership, tokens, wall_clock, elsewhere, self.note, newcomers
+            )
         self.invitations = Invitations(registrar, self.contacts, part.run_id, self.note)
         return registrar
 

@@ -207,7 +207,8 @@ class RunHistory:
         elif entry.event == "round.committed":
             self._take_round(entry)
         elif entry.event == "evaluation.done":
-            self.learn((), [(int(fields["iteration"]), float(_rounded(fields["loss"]) or 0.0))])
+            if (loss := _rounded(fields["loss"])) is not None:
+                self.learn((), [(int(fields["iteration"]), loss)])
         elif entry.event == "text.written":
             prompt, text = str(fields["prompt"]), str(fields["text"])
             self._add_text((int(fields["iteration"]), prompt, text))

@@ -6,7 +6,7 @@ no other node can use it.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -24,7 +24,7 @@ from decod.membership.credential import Credential, issue, verify
 from decod.membership.identity import HostKey, node_id_of
 from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified, chains_of
 from decod.membership.tokens import TokenRecord, Tokens
-from decod.membership.waiting_list import WaitingList
+from decod.membership.waiting_list import Decision, WaitingList
 from decod.protocol.core.view import Role
 from decod.wire import validate
 
@@ -85,6 +85,7 @@ class Registrar:
         leader: Returns the leader's address, empty if it is not known; None if this node leads.
             Only the leader counts the uses of tokens.
         note: Takes the name of an event, and its fields as keywords.
+        newcomers: Those who wait for the organiser.
         terms: How long papers last.
     """
 
@@ -93,12 +94,8 @@ class Registrar:
     clock: Callable[[], float]
     leader: Callable[[], str | None]
     note: Callable[..., None]
+    newcomers: WaitingList
     terms: PaperTerms = TERMS
-    waiting: WaitingList = field(init=False)
-    """Newcomers who wait for the organiser."""
-
-    def __post_init__(self) -> None:
-        self.waiting = WaitingList(self.clock)
 
     def anchors(self) -> bytes:
         """Return trust anchors, as PEM, for the holders of join tokens."""
@@ -170,7 +167,7 @@ class Registrar:
             record = self.tokens.find(caller.issuer)
             if record is not None and record.role is not role:
                 return Refusal.WRONG_ROLE
-            if (waits := self._waits(caller, role, who)) is not None:
+            if role is Role.RELAY and (waits := self._waits(caller, record, who)) is not None:
                 return waits
             if refusal := self.tokens.use(caller.issuer, caller.node_id, self.clock()):
                 self.note("token.refused", **who, token=caller.issuer, reason=refusal)
@@ -181,16 +178,22 @@ class Registrar:
             return data_grant(root, request.public, issuing, self.terms, self.clock())
         return self._volunteer_grant(caller, request.public)
 
-    def _waits(self, caller: Caller, role: Role, who: dict[str, str]) -> Refusal | None:
+    def _waits(
+        self, caller: Caller, record: TokenRecord | None, who: dict[str, str]
+    ) -> Refusal | None:
         """Return whether a newcomer has to wait, or is sent away; None if it may come in."""
-        if role is not Role.RELAY or self.uninvited(caller):
-            return None  # Data nodes are the organiser's own, and a spent token is told at once.
-        may_enter = self.waiting.decision(caller.node_id, who["address"], caller.issuer)
-        if may_enter is None:
-            if self.waiting.is_new(caller.node_id):
-                self.note("member.asking", **who, token=caller.issuer)
-            return Refusal.WAITING
-        return None if may_enter else Refusal.SENT_AWAY
+        if record is None or record.refusal(caller.node_id, self.clock()):
+            return None  # A token that lets nobody in is told at once.
+        match self.newcomers.decision(
+            caller.node_id, who["address"], record.id, num_uses=record.uses - len(record.used_by)
+        ):
+            case Decision.ENTERS:
+                return None
+            case Decision.SENT_AWAY:
+                return Refusal.SENT_AWAY
+            case Decision.LISTED:
+                self.note("member.asking", **who, token=record.id)
+        return Refusal.WAITING
 
     def _volunteer_grant(self, caller: Caller, public: bytes) -> Grant:
         own = self.membership

@@ -1,19 +1,36 @@
 """Newcomers who wait until the organiser lets them in, if the run file says that they have to.
 
-Only the leader keeps such a list. It does not outlive its daemon: whoever waits asks again.
+Each data node's host keeps such a list, and uses it while it leads. It lasts as long as the daemon.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import Enum
 
 from decod.ids import NodeId
 
 WAITING_MAX = 100
-"""Further newcomers take the place of who has waited longest without asking again."""
+"""While so many wait, further newcomers are not listed. They ask again."""
+
+WAITING_PER_ADDRESS_MAX = 4
+"""Identities are free to make, so one address does not fill the list."""
 
 GONE_S = 60.0
 """Whoever has not asked for so long has given up."""
+
+_DECIDED_MAX = 1000
+
+
+class Decision(Enum):
+    """What becomes of a newcomer who asks."""
+
+    ENTERS = "enters"
+    """The organiser has let it in, or nobody has to wait."""
+    WAITS = "waits"
+    LISTED = "listed"
+    """It waits, and the organiser sees it for the first time."""
+    SENT_AWAY = "sent away"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +57,47 @@ class WaitingList:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._is_open = False
-        self._waiting: OrderedDict[NodeId, WaitingNewcomer] = OrderedDict()
+        self._waiting: dict[NodeId, WaitingNewcomer] = {}
         self._decided: OrderedDict[NodeId, bool] = OrderedDict()
 
     def open(self) -> None:
         """Have newcomers wait from now on."""
         self._is_open = True
 
-    def decision(self, node: NodeId, address: str, token: str) -> bool | None:
-        """Return whether a newcomer may come in; None if it has to wait."""
-        if not self._is_open:
-            return True
-        if (decided := self._decided.get(node)) is not None:
-            return decided
-        now_s = self._clock()
-        known = self._waiting.pop(node, WaitingNewcomer(node, address, token, now_s, now_s))
-        self._waiting[node] = replace(known, address=address, token=token, asked_s=now_s)
-        if len(self._waiting) > WAITING_MAX:
-            self._waiting.popitem(last=False)
-        return None
+    def decision(self, node: NodeId, address: str, token: str, *, num_uses: int) -> Decision:
+        """Return what becomes of a newcomer.
 
-    def is_new(self, node: NodeId) -> bool:
-        """Whether a newcomer has asked once so far."""
-        known = self._waiting.get(node)
-        return known is not None and known.since_s == known.asked_s
+        Args:
+            node: The newcomer.
+            address: IP address from which it asks.
+            token: The id of its token.
+            num_uses: How many the token still lets in. No more of its holders are listed.
+        """
+        if not self._is_open:
+            return Decision.ENTERS
+        if (decided := self._decided.get(node)) is not None:
+            return Decision.ENTERS if decided else Decision.SENT_AWAY
+        now_s = self._clock()
+        waiting = {each.node_id: each for each in self.all()}
+        known = waiting.get(node)
+        if known is None and not self._has_room(waiting, address, token, num_uses):
+            return Decision.WAITS
+        since_s = now_s if known is None else known.since_s
+        waiting[node] = WaitingNewcomer(node, address, token, since_s, now_s)
+        self._waiting = waiting
+        return Decision.LISTED if known is None else Decision.WAITS
+
+    @staticmethod
+    def _has_room(
+        waiting: dict[NodeId, WaitingNewcomer], address: str, token: str, num_uses: int
+    ) -> bool:
+        addresses = Counter(each.address for each in waiting.values())
+        tokens = Counter(each.token for each in waiting.values())
+        return (
+            len(waiting) < WAITING_MAX
+            and addresses[address] < WAITING_PER_ADDRESS_MAX
+            and tokens[token] < num_uses
+        )
 
     def all(self) -> list[WaitingNewcomer]:
         """Return who waits, the longest first."""
@@ -75,5 +109,5 @@ class WaitingList:
         """Let a newcomer in, or send it away, when it asks again."""
         self._waiting.pop(node, None)
         self._decided[node] = may_enter
-        if len(self._decided) > WAITING_MAX:
+        if len(self._decided) > _DECIDED_MAX:
             self._decided.popitem(last=False)

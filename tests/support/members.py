@@ -29,6 +29,7 @@ from decod.membership.registrar import (
     founder_papers,
 )
 from decod.membership.tokens import Tokens
+from decod.membership.waiting_list import WaitingList
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.view import Role
 
@@ -138,7 +139,10 @@ def registrar_of(
     membership: Membership, terms: PaperTerms = TERMS, clock: Callable[[], float] = wall_clock
 ) -> Registrar:
     """Returns a registrar of a leader, which keeps its tokens in memory."""
-    return Registrar(membership, Tokens(None), clock, lambda: None, lambda *_, **__: None, terms)
+    newcomers = WaitingList(clock)
+    return Registrar(
+        membership, Tokens(None), clock, lambda: None, lambda *_, **__: None, newcomers, terms
+    )
 
 
 def as_caller(membership: Membership) -> Caller:

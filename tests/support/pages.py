@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from decod.clocks import wall_clock
 from decod.daemon.page.acting import Acting
 from decod.daemon.page.app import page_app, public_app
@@ -195,9 +197,16 @@ def served(
     run: SimulatedRun, acting: Acting | None = None, *, public: bool = False
 ) -> Iterator[int]:
     """Serve the page of a simulated run, or its public page; yield its port."""
-    listener = socket.create_server(("127.0.0.1", 0))
     feed = PageFeed(run.ask, run.history, time.monotonic)
     app = public_app(feed, time.monotonic) if public else page_app(feed, "127.0.0.1", acting)
+    with served_app(app) as port:
+        yield port
+
+
+@contextmanager
+def served_app(app: ASGIApp) -> Iterator[int]:
+    """Serve an application; yield its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
     server = HttpServer(app)
     loop = asyncio.new_event_loop()
     serving = loop.create_task(server.run(listener))

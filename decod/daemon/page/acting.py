@@ -34,11 +34,9 @@ FIELDS: dict[str, frozenset[str]] = {
     "token_create": frozenset(("uses", "ttl_s", "note")),
     "token_list": frozenset(),
     "token_revoke": frozenset(("id",)),
-    "node_list": frozenset(),
     "newcomer_list": frozenset(),
     "newcomer_decide": frozenset(("node", "may_enter")),
-    "node_ban": frozenset(("node", "reason", "life_s")),
-    "node_unban": frozenset(("node",)),
+    "node_ban": frozenset(("node",)),
 }
 """The requests of the control socket that the page may send, and their fields."""
 
@@ -71,10 +69,7 @@ class Acting:
             return 415, "a request to act is JSON: Content-Type: application/json\n"
         given = headers.get("authorization", "").encode("latin-1")
         if not secrets.compare_digest(given, f"Bearer {self.token}".encode()):
-            return (
-                401,
-                "the token is wrong: open the address that `decod status` shows\n",
-            )
+            return 401, "the token is wrong: open the address of `decod status`\n"
         return None
 
     async def act(self, request: Request) -> Response:

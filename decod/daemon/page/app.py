@@ -8,9 +8,7 @@ comes from here.
 
 import ipaddress
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -24,6 +22,8 @@ from decod.daemon.page.exposition import CONTENT_TYPE, exposition
 from decod.daemon.page.feed import PageFeed, public_news
 from decod.daemon.page.http_server import HEAD_SIZE_MAX_BYTES
 from decod.journal.logs import log_note
+from decod.net.dht_table import network_of
+from decod.net.net_limits import RateLimiter
 
 _log = logging.getLogger("decod")
 
@@ -52,11 +52,16 @@ _HEADERS = {
 _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
 _NUMBER_MAX_DIGITS = 9
+_HAS_MAX = 32
+"""Characters that count of each thing that a reader says it has."""
 
 _EACH_PER_S, _EACH_AT_ONCE = 10.0, 60.0
-_ALL_PER_S, _ALL_AT_ONCE = 20.0, 200.0
-_ADDRESSES_MAX = 1000
-"""Of readers of the public page that are remembered, for their rates."""
+_ALL_PER_S, _ALL_AT_ONCE = 100.0, 200.0
+"""Requests for the public page, from one network and from all. Answers are shared while they are
+fresh, so they cost little."""
+
+_SHARED_MAX = 16
+"""Answers of the public page that are kept for others who lack the same."""
 
 
 def page_app(feed: PageFeed, host: str, acting: Acting | None = None) -> ASGIApp:
@@ -93,8 +98,18 @@ def public_app(feed: PageFeed, clock: Callable[[], float]) -> ASGIApp:
         clock: Returns monotonic seconds.
     """
 
+    shared: dict[tuple[int, tuple[str, ...]], bytes] = {}
+
     async def state(request: Request) -> Response:
-        return JSONResponse(public_news(await _news(feed, request)))
+        query = request.query_params
+        has = tuple(query.get(name, "")[:_HAS_MAX] for name in ("generation", "steps", "events"))
+        await feed.status()
+        if (body := shared.get((feed.num_looks, has))) is None:
+            if len(shared) >= _SHARED_MAX or any(look != feed.num_looks for look, _ in shared):
+                shared.clear()
+            body = bytes(JSONResponse(public_news(await _news(feed, request))).body)
+            shared[feed.num_looks, has] = body
+        return Response(body, media_type="application/json")
 
     routes = [Route("/state.json", state), *_static_routes()]
     return _Guard(_Limited(Router(routes, redirect_slashes=False), clock))
@@ -212,44 +227,19 @@ def _split(host: str) -> tuple[str, str]:
 
 
 class _Limited:
-    """Answers each address, and all of them together, only so often."""
+    """Answers each network, and all of them together, only so often."""
 
     def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
-        self._app, self._clock = app, clock
-        self._all = _Bucket(_ALL_AT_ONCE, clock())
-        self._each: OrderedDict[str, _Bucket] = OrderedDict()
+        self._app = app
+        self._each = RateLimiter(clock, rate_per_s=_EACH_PER_S, burst=_EACH_AT_ONCE)
+        self._all = RateLimiter(clock, rate_per_s=_ALL_PER_S, burst=_ALL_AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client")
-        if self._allows(client[0] if client else ""):
-            return await self._app(scope, receive, send)
-        text = "too many requests: this page is read every few seconds\n"
-        await PlainTextResponse(text, 429, headers={"Retry-After": "5"})(scope, receive, send)
-        return None
-
-    def _allows(self, address: str) -> bool:
-        now_s = self._clock()
-        own = self._each.pop(address, None) or _Bucket(_EACH_AT_ONCE, now_s)
-        self._each[address] = own
-        if len(self._each) > _ADDRESSES_MAX:
-            self._each.popitem(last=False)
-        return own.takes(now_s, _EACH_PER_S, _EACH_AT_ONCE) and self._all.takes(
-            now_s, _ALL_PER_S, _ALL_AT_ONCE
-        )
-
-
-@dataclass(slots=True)
-class _Bucket:
-    """A token bucket."""
-
-    level: float
-    filled_s: float
-
-    def takes(self, now_s: float, per_s: float, at_once: float) -> bool:
-        """Take one token; return whether there was one."""
-        self.level = min(at_once, self.level + per_s * (now_s - self.filled_s))
-        self.filled_s = now_s
-        if self.level < 1:
-            return False
-        self.level -= 1
-        return True
+        address = client[0] if client else ""
+        app = self._app
+        network = (network_of(address) if address else None) or address
+        if not (self._each.allow(network) and self._all.allow("")):
+            text = "too many requests: this page is read every few seconds\n"
+            app = PlainTextResponse(text, 429, headers={"Retry-After": "5"})
+        await app(scope, receive, send)

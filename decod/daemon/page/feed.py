@@ -58,6 +58,8 @@ class PageFeed:
         self.history = history
         self._ask, self._clock = ask, clock
         self._asking: asyncio.Task[Status] | None = None
+        self.num_looks = 0
+        """How often the node was asked. What the page shows of the present changes with it."""
         self._state: dict[str, Any] = {}
         self._status: Status = {}
         self._next_s = float("-inf")
@@ -84,6 +86,7 @@ class PageFeed:
         # At the leader itself these are its own points, so nothing in them is new.
         self.history.learn(_points(curve, "steps", 4), _points(curve, "held_out", 2), _texts(curve))
         self._state = page_state(self._status, self.history)
+        self.num_looks += 1
         self._next_s = self._clock() + _fresh_s(self._status, len(self._state["members"]))
         return self._status
 

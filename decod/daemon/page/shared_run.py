@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from decod.ids import NodeId
-from decod.journal.told_status import mapping_in, number_in, sequence_in
+from decod.journal.told_status import number_in, sequence_in
 from decod.membership.identity import name_of
 
 
 def as_run_status(status: Mapping[str, Any]) -> dict[str, Any]:
     """Return a peer's status in the form of a node of a pipeline, as far as they are alike."""
     own_id, coordinator = str(status.get("node_id")), str(status.get("coordinator"))
-    samples = mapping_in(status, "samples")
     if status.get("averaging") is True:
         state = "aggregating"
     else:
@@ -45,6 +44,5 @@ def as_run_status(status: Mapping[str, Any]) -> dict[str, Any]:
             "device": status.get("device"),
             "address": status.get("address"),
         },
-        "contributed": {"num_microbatches": None, "num_tokens": number_in(samples, "applied")},
         "stages": [{"index": 0, "nodes": peers}],
     }

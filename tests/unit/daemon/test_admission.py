@@ -20,6 +20,7 @@ from decod.errors import DecodError, NetworkError, RejectedError
 from decod.membership.papers import TERMS, Membership, PaperTerms, keep_papers, membership_folder
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import Token, Tokens
+from decod.membership.waiting_list import WaitingList
 from decod.net.channel import UnansweredError
 from decod.net.enrolment import UnknownTokenError
 from decod.net.join_string import JoinString
@@ -46,6 +47,7 @@ class Leader:
             wall_clock,
             lambda: None,
             lambda event, **_: self.notes.append(event),
+            WaitingList(wall_clock),
             terms,
         )
         self.host = Host()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from decod.config.run_file import DataSource, EvaluationConfig, RunFile
+from decod.daemon import evaluating
 from decod.daemon.evaluating import (
     TEXTS_COST,
     TEXTS_INTERVAL_S,
@@ -277,3 +278,13 @@ def test_a_model_that_can_not_write_is_told(tmp_path: Path, program: str) -> Non
 def test_too_many_prompts_or_too_long_ones_are_refused(prompts: str) -> None:
     with pytest.raises(ConfigError, match="on a line of its own"):
         EvaluationConfig(prompts=prompts)
+
+
+def test_a_model_that_writes_for_too_long_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluating, "_TEXTS_TIMEOUT_S", 0.2)
+    bench = TextsBench(tmp_path, HANGS)
+    assert asyncio.run(bench.commit(1)) == 1
+    assert "took longer" in bench.notes[0][1]["reason"]
+    assert not bench.plan.folder.exists()

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from decod.config.node_config import NodeConfig
-from decod.config.run_file import AdmissionConfig, DataSource, EvaluationConfig, RunFile
+from decod.config.run_file import DataSource, EvaluationConfig, RunFile
 from decod.daemon import entry as place_module
 from decod.daemon import leader_daemon as module
 from decod.daemon.contact import Contact
@@ -58,10 +58,7 @@ def options(folder: Path, **changes: Any) -> LeaderOptions:
     run_file = cast(
         "RunFile",
         SimpleNamespace(
-            checkpoint=CheckpointConfig(),
-            evaluation=EvaluationConfig(),
-            admission=AdmissionConfig(),
-            path="run.toml",
+            checkpoint=CheckpointConfig(), evaluation=EvaluationConfig(), path="run.toml"
         ),
     )
     given = {"run_file": run_file, "node": NodeConfig(state_dir=folder)}

@@ -27,7 +27,7 @@ from decod.daemon.page.http_server import HEAD_SIZE_MAX_BYTES
 from decod.errors import NetworkError
 from decod.journal.history import STEPS_MAX, RunHistory
 from decod.tasks import in_thread
-from tests.support.pages import SimulatedRun, get, served
+from tests.support.pages import SimulatedRun, get, served, served_app
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -221,13 +221,30 @@ def test_the_public_page_is_limited_in_rate() -> None:
         asyncio.run(limited(scope, receive, send))
         return statuses[0]
 
-    first = Counter(status_of("a") for _ in range(100))
+    first = Counter(status_of("192.0.2.1") for _ in range(100))
     assert first == {200: 60, 429: 40}
-    assert status_of("b") == 200
+    assert status_of("192.0.2.2") == 200
     now_s[0] = 1.0
-    assert Counter(status_of("a") for _ in range(20)) == {200: 10, 429: 10}
-    crowd = Counter(status_of(f"host-{index}") for index in range(2000))
+    assert Counter(status_of("192.0.2.1") for _ in range(20)) == {200: 10, 429: 10}
+    crowd = Counter(status_of(f"192.0.{index // 250}.{index % 250}") for index in range(2000))
     assert 100 < crowd[200] < 200, "all of them together are limited, too"
+
+
+def test_readers_of_the_public_page_share_answers_while_they_are_fresh() -> None:
+    run, now_s = SimulatedRun(num_stages=3, num_per_stage=3), [0.0]
+    run.see()
+    run.train(5)
+    feed = PageFeed(run.ask, run.history, lambda: now_s[0])
+    with served_app(public_app(feed, time.monotonic)) as port:
+        first = get(port, "/state.json")
+        assert first.json()["run"]["iteration"] == 5
+        run.train(1)
+        assert get(port, "/state.json").body == first.body
+        now_s[0] = 1.0
+        assert get(port, "/state.json").json()["run"]["iteration"] == 6
+        history = first.json()["history"]
+        query = f"generation={history['generation']}&steps={history['num_steps']}&events=0"
+        assert len(get(port, f"/state.json?{query}").json()["history"]["steps"]) == 1
 
 
 HOSTILE = '</script><img src=x onerror="alert(1)">\x1b[2J\u202e'

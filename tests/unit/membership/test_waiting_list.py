@@ -1,7 +1,13 @@
 """Who waits to be let in, and for how long the leader remembers it."""
 
 from decod.ids import NodeId
-from decod.membership.waiting_list import GONE_S, WAITING_MAX, WaitingList
+from decod.membership.waiting_list import (
+    GONE_S,
+    WAITING_MAX,
+    WAITING_PER_ADDRESS_MAX,
+    Decision,
+    WaitingList,
+)
 
 A, B = NodeId("a"), NodeId("b")
 
@@ -13,51 +19,73 @@ class Clock:
         return self.now_s
 
 
-def opened() -> tuple[WaitingList, Clock]:
-    clock = Clock()
-    waiting = WaitingList(clock)
-    waiting.open()
-    return waiting, clock
+class Bench:
+    """An open list, and a way to ask."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.waiting = WaitingList(self.clock)
+        self.waiting.open()
+
+    def ask(
+        self, node: NodeId, address: str = "192.0.2.1", token: str = "token", num_uses: int = 1000
+    ) -> Decision:
+        return self.waiting.decision(node, address, token, num_uses=num_uses)
+
+    def listed(self) -> list[NodeId]:
+        return [each.node_id for each in self.waiting.all()]
 
 
 def test_nobody_waits_unless_the_organiser_wants_it() -> None:
     waiting = WaitingList(Clock())
-    assert waiting.decision(A, "192.0.2.1", "token") is True
+    assert waiting.decision(A, "192.0.2.1", "token", num_uses=1) is Decision.ENTERS
     assert not waiting.all()
 
 
 def test_a_newcomer_waits_until_it_is_decided() -> None:
-    waiting, clock = opened()
-    assert waiting.decision(A, "192.0.2.1", "token") is None
-    assert waiting.is_new(A)
-    clock.now_s += 5
-    assert waiting.decision(A, "192.0.2.9", "token") is None
-    assert not waiting.is_new(A)
-    waiting.decision(B, "192.0.2.2", "token")
-    assert [(each.node_id, each.since_s, each.address) for each in waiting.all()] == [
+    bench = Bench()
+    assert bench.ask(A) is Decision.LISTED
+    bench.clock.now_s += 5
+    assert bench.ask(A, "192.0.2.9") is Decision.WAITS
+    assert bench.ask(B, "192.0.2.2") is Decision.LISTED
+    assert [(each.node_id, each.since_s, each.address) for each in bench.waiting.all()] == [
         (A, 1000.0, "192.0.2.9"),
         (B, 1005.0, "192.0.2.2"),
     ]
-    waiting.decide(A, may_enter=True)
-    waiting.decide(B, may_enter=False)
-    assert not waiting.all()
-    assert waiting.decision(A, "192.0.2.1", "token") is True
-    assert waiting.decision(B, "192.0.2.2", "token") is False
+    bench.waiting.decide(A, may_enter=True)
+    bench.waiting.decide(B, may_enter=False)
+    assert not bench.waiting.all()
+    assert bench.ask(A) is Decision.ENTERS
+    assert bench.ask(B) is Decision.SENT_AWAY
 
 
 def test_who_asks_no_more_is_gone() -> None:
-    waiting, clock = opened()
-    waiting.decision(A, "192.0.2.1", "token")
-    clock.now_s += GONE_S + 1
-    assert not waiting.all()
+    bench = Bench()
+    bench.ask(A)
+    bench.clock.now_s += GONE_S + 1
+    assert not bench.waiting.all()
+    assert bench.ask(A) is Decision.LISTED
 
 
-def test_a_crowd_takes_no_more_room_than_it_may() -> None:
-    waiting, _ = opened()
+def test_a_crowd_takes_no_more_room_than_it_may_and_pushes_nobody_off() -> None:
+    bench = Bench()
+    bench.ask(A)
     for number in range(3 * WAITING_MAX):
-        waiting.decision(NodeId(f"n{number}"), "192.0.2.1", "token")
-    assert len(waiting.all()) == WAITING_MAX
-    assert waiting.all()[-1].node_id == f"n{3 * WAITING_MAX - 1}"
-    for number in range(3 * WAITING_MAX):
-        waiting.decide(NodeId(f"n{number}"), may_enter=True)
-    assert waiting.decision(NodeId("n0"), "192.0.2.1", "token") is None, "it is forgotten"
+        bench.ask(NodeId(f"n{number}"), f"192.0.2.{number % 200}")
+    assert len(bench.listed()) == WAITING_MAX
+    assert bench.listed()[0] == A
+    assert bench.ask(NodeId("late"), "198.51.100.1") is Decision.WAITS
+    for number in range(3000):
+        bench.waiting.decide(NodeId(f"n{number}"), may_enter=True)
+    assert bench.ask(NodeId("n0"), "198.51.100.2") is Decision.LISTED, "it is forgotten"
+
+
+def test_one_address_or_token_does_not_fill_the_list() -> None:
+    bench = Bench()
+    for number in range(50):
+        bench.ask(NodeId(f"n{number}"))
+    assert len(bench.listed()) == WAITING_PER_ADDRESS_MAX
+    for number in range(50):
+        bench.ask(NodeId(f"m{number}"), f"198.51.100.{number}", "small", num_uses=3)
+    assert len(bench.listed()) == WAITING_PER_ADDRESS_MAX + 3
+    assert bench.ask(B, "203.0.113.1", "another") is Decision.LISTED
