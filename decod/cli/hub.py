@@ -155,9 +155,10 @@ def _fetch(name: str, revision: str, files: Collection[str], *, cached: bool = F
     from huggingface_hub import RepoFile, get_cached_repo_tree, snapshot_download
 
     api = _api()
-    commit = api.resolve_revision(name, revision=revision, local_files_only=cached).resolved
     listed = get_cached_repo_tree if cached else api.list_repo_tree
-    found = [file for file in listed(name, revision=commit) if isinstance(file, RepoFile)]
+    with waiting(f"asking the Hub for {name}"):
+        commit = api.resolve_revision(name, revision=revision, local_files_only=cached).resolved
+        found = [file for file in listed(name, revision=commit) if isinstance(file, RepoFile)]
     needed = [file for file in found if (file.path in files if files else _is_read(file.path))]
     if not any(files or file.path.endswith(".safetensors") for file in needed):
         raise DataError(

@@ -195,6 +195,8 @@ _VOCAB_SIZE_MAX = 1 << 24
 _NICENESS = 10
 """The niceness of the process if a run trains on this host, so that the run is served first."""
 
+_LOADING = "loading torch and the model"
+
 _FOLDER_PREFIX = ".decod-generate-"
 """The beginning of the names of folders in the state folder that hold a model for as long as it is
 read. Those that are left are removed, so nothing else may have such a name."""
@@ -371,7 +373,8 @@ def _given_model(model: str, device: str, base: str | None) -> "TextModel":
     from decod.cli.text_model import TextModel
 
     folder, base_dir = _model_and_base(model, base)
-    found = TextModel(folder, device, base_dir)
+    with waiting(_LOADING):
+        found = TextModel(folder, device, base_dir)
     _tell(f"model in {clean_text(folder, limit=4096)}, on {found.device}")
     return found
 
@@ -384,15 +387,17 @@ def _leaders_model(state_dir: Path, device: str) -> "TextModel":
     with _folder_in(state_dir) as folder:
         request = {"command": "export", "path": str(folder)}
         try:
-            answer = ask(state_dir, request, timeout_s=_EXPORT_TIMEOUT_S)
+            with waiting("the leader puts the model together"):
+                answer = ask(state_dir, request, timeout_s=_EXPORT_TIMEOUT_S)
         except NotRunningError as error:
             fix = "give the leader's --state-dir, or an exported model with --model DIR"
             raise NotRunningError(error.what, why=error.why, fix=fix, code=error.code) from error
         if missing := answer.get("missing"):
             print_warning(f"the leader's model has {missing}")
-        _yield_to_training()
-        # The run may need all of the GPU's memory.
-        found = TextModel(folder, "cpu" if device == "auto" else device, _base_in(answer))
+        with waiting(_LOADING):
+            _yield_to_training()
+            # The run may need all of the GPU's memory.
+            found = TextModel(folder, "cpu" if device == "auto" else device, _base_in(answer))
     iteration = clean_text(answer.get("iteration"))
     run = clean_text(answer.get("run"))
     _tell(f"model of iteration {iteration} of run {run}, on {found.device}")
@@ -550,7 +555,8 @@ def evaluate(
     set_num_threads({})
     chosen = choose_device(device)
     folder, base_dir = _model_and_base(model, base)
-    with open_corpus(corpus) as dataset:
+    read = waiting("predicting the text")
+    with read, open_corpus(corpus) as dataset:
         found = evaluated(
             folder,
             dataset,

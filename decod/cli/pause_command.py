@@ -10,6 +10,7 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import DurationType, words
+from decod.cli.printing import waiting
 from decod.config.node_settings import SETTINGS, UNSET
 from decod.errors import DecodError, NotRunningError
 from decod.process import takes_a_line
@@ -38,12 +39,10 @@ def pause(*, free_device: bool, state_dir: Path) -> None:
     With --free-device it leaves the run after one more iteration and ends its compute process; then
     `decod resume` joins again, loads the state, and takes work. The daemon goes on meanwhile.
     """
-    from decod.daemon.control import ask
-
     request: dict[str, Any] = {"command": "pause"}
     if free_device:
         request["free_device"] = True
-    answer = ask(state_dir, request, timeout_s=PAUSE_TIMEOUT_S)
+    answer = _ask_leader(state_dir, request)
     if answer.get("device_free"):
         click.echo("paused, and the device is free; `decod resume` ends that")
     elif free_device:
@@ -69,9 +68,8 @@ def resume(state_dir: Path) -> None:
     To go on with a run after a stop, see `decod leader --resume`.
     """
     from decod.cli.status_view import causes_text
-    from decod.daemon.control import ask
 
-    answer = ask(state_dir, {"command": "resume"}, timeout_s=PAUSE_TIMEOUT_S)
+    answer = _ask_leader(state_dir, {"command": "resume"})
     if answer.get("causes"):
         click.echo(f"still paused: {causes_text(answer['causes'])}")
         click.echo("`decod set pause_when=none schedule=always` ends that, too")
@@ -81,6 +79,14 @@ def resume(state_dir: Path) -> None:
         click.echo("this node takes microbatches")
     else:
         click.echo("this node takes microbatches when the iteration in hand ends")
+
+
+def _ask_leader(state_dir: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Have the node ask its leader."""
+    from decod.daemon.control import ask
+
+    with waiting("asking the leader"):
+        return ask(state_dir, dict(request), timeout_s=PAUSE_TIMEOUT_S)
 
 
 _ANSWER_TIMEOUT_S = 5.0

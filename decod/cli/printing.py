@@ -14,6 +14,7 @@ import os
 import re
 import select
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import click
 from typing_extensions import override
@@ -100,10 +101,13 @@ def output_failed(error: OutputError) -> HardwareError:
 # Progress of a long operation, on stderr: a bar on a terminal, and elsewhere a line now and then.
 #
 # The bar is gone when the operation ends, and rich leaves colours out if NO_COLOR is set. In a
-# log or a pipe, an operation that is done within half a minute says nothing.
+# log or a pipe, an operation that is done within two seconds says nothing.
+
+PATIENCE_S = 2.0
+"""Time to the first line where there is no terminal."""
 
 LINE_INTERVAL_S = 30.0
-"""Time between two lines where there is no terminal."""
+"""Time between two lines there."""
 
 Advance = Callable[[int], None]
 """Takes the number of bytes that have been dealt with since the last call."""
@@ -118,7 +122,8 @@ def progress(title: str, num_bytes: int) -> Iterator[Advance]:
         num_bytes: All bytes.
     """
     if not sys.stderr.isatty():
-        yield _Lines(title, num_bytes, time.monotonic).advance
+        with _Lines(title, num_bytes) as lines:
+            yield lines.advance
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -136,9 +141,10 @@ def progress(title: str, num_bytes: int) -> Iterator[Advance]:
 
 @contextmanager
 def waiting(title: str) -> Iterator[None]:
-    """Show on a terminal that something is being done whose length is not known."""
+    """Show that something is being done whose length is not known, while the context lasts."""
     if not sys.stderr.isatty():
-        yield
+        with _Lines(title):
+            yield
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -150,27 +156,41 @@ def waiting(title: str) -> Iterator[None]:
 
 
 class _Lines:
-    """The lines of one operation where there is no terminal."""
+    """The lines of one operation where there is no terminal. A thread of its own says them, since
+    what is waited for may come to a standstill.
+    """
 
-    def __init__(self, title: str, num_bytes: int, clock: Callable[[], float]) -> None:
-        self._title = title
-        self._num_bytes = num_bytes
-        self._clock = clock
-        self._begun_s = self._told_s = clock()
+    def __init__(self, title: str, num_bytes: int | None = None) -> None:
+        self._title, self._num_bytes = title, num_bytes
         self._num_done = 0
+        self._begun_s = time.monotonic()
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._keep_telling, daemon=True).start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._ended.set()
 
     def advance(self, num_bytes: int) -> None:
         self._num_done += num_bytes
-        now_s = self._clock()
-        if now_s - self._told_s < LINE_INTERVAL_S or not takes_a_line(sys.stderr):
-            return
-        self._told_s = now_s
-        done = self._num_done
-        total = max(self._num_bytes, self._num_done, 1)
-        left_s = (now_s - self._begun_s) * (total - done) / max(1, done)
-        text = f"{self._title}: {100 * done / total:.0f} % of {size_text(total)}"
-        with suppress(OSError, ValueError):
-            click.echo(f"{text}, {span(left_s)} left", err=True)
+
+    def _keep_telling(self) -> None:
+        pause_s = PATIENCE_S
+        while not self._ended.wait(pause_s):
+            pause_s = LINE_INTERVAL_S
+            if takes_a_line(sys.stderr):
+                with suppress(OSError, ValueError):
+                    click.echo(f"{self._title}: {self._progress()}", err=True)
+
+    def _progress(self) -> str:
+        so_far_s, done = time.monotonic() - self._begun_s, self._num_done
+        if self._num_bytes is None or not done:
+            return f"{span(so_far_s)} so far"
+        total = max(self._num_bytes, done)
+        left = span(so_far_s * (total - done) / done)
+        return f"{100 * done / total:.0f} % of {size_text(total)}, {left} left"
 
 
 # Errors on the command line: one line on stderr and an exit code, no traceback.

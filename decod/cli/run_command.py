@@ -13,7 +13,7 @@ import click
 
 from decod.cli.node_options import state_dir_option
 from decod.cli.options import RUN_FILE, data_option, run_file_argument
-from decod.cli.printing import print_warning, progress
+from decod.cli.printing import print_warning, progress, waiting
 from decod.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ def recut(*, blocks: str | None, state_dir: Path) -> None:
     request: dict[str, Any] = {"command": "recut"}
     if blocks is not None:
         request["blocks"] = blocks
-    answer = ask(state_dir, request, timeout_s=RECUT_TIMEOUT_S)
+    with waiting("the leader decides on the cut"):
+        answer = ask(state_dir, request, timeout_s=RECUT_TIMEOUT_S)
     before, after = (", ".join(map(str, answer.get(key, ()))) for key in ("before", "blocks"))
     if not answer.get("changed"):
         click.echo(f"the stages have {before} blocks already: nothing suits the hosts better")

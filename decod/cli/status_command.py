@@ -67,8 +67,10 @@ def status(
         return watch(lambda: _read(state_dir), show, pause=lambda: time.sleep(interval_s))
     try:
         answer = _read(state_dir)
-    except NotRunningError:
-        if not as_json:
+    except NotRunningError as error:
+        from decod.daemon.control import NO_NODE_YET
+
+        if not as_json and error.code != NO_NODE_YET:
             _tell_of_others(state_dir)
         raise
     print_status(answer, show)

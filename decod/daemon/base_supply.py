@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, Self
 
+from decod.daemon.waits import OpenWaits
 from decod.driver.arena import TensorRegion
 from decod.driver.compute import Compute, Reply
 from decod.driver.driver import CoreHandle
@@ -23,7 +24,7 @@ from decod.protocol.core.jobs import BaseJob, Build
 from decod.protocol.core.view import Role
 from decod.run.run_config import RunConfig
 from decod.tasks import Backoff, TaskSet, in_thread
-from decod.train.checkpoint.base import ArrivingPart, BaseSource, parts_of
+from decod.train.checkpoint.base import ArrivingPart, BaseSource, base_part_bytes, parts_of
 from decod.train.checkpoint.initial_state import InitialState
 
 
@@ -51,6 +52,7 @@ class BaseSupply:
         core: The node's core, which knows the members.
         fetch: Fetches a part.
         note: Takes the name of an event, and its fields as keywords.
+        waits: Takes what is waited for.
         leave: Has the node leave at once.
 
     Raises:
@@ -58,7 +60,7 @@ class BaseSupply:
             weights.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it needs of a node.
         self,
         source: BaseSource,
         run: RunConfig,
@@ -66,6 +68,7 @@ class BaseSupply:
         *,
         fetch: FetchPart,
         note: Callable[..., None],
+        waits: OpenWaits,
         leave: Callable[[], None],
     ) -> None:
         self._source = source
@@ -73,6 +76,7 @@ class BaseSupply:
         self._core = core
         self._fetch = fetch
         self._note = note
+        self._waits = waits
         self._leave = leave
         self._tasks = TaskSet()
         self._compute: Compute | None = None
@@ -140,8 +144,12 @@ class BaseSupply:
             return
         self._note("base.fetching", num_parts=len(missing), stage=stage_index)
         begun_s = asyncio.get_running_loop().time()
-        for part in missing:
-            await self._fetch_part(part)
+        sizes = [base_part_bytes(self._run.model, part) for part in missing]
+        what = f"the base's weights for stage {stage_index}"
+        async with self._waits.of(what, sum(sizes)) as arrived:
+            for part, num_bytes in zip(missing, sizes, strict=True):
+                await self._fetch_part(part)
+                arrived(num_bytes)
         duration_s = round(asyncio.get_running_loop().time() - begun_s, 1)
         self._note("base.fetched", num_parts=len(missing), duration_s=duration_s)
 

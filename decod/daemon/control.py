@@ -25,6 +25,9 @@ SOCKET_NAME = "decod.sock"
 SCHEMA_VERSION = 1
 """The version of the status that a daemon gives, and that `decod status` draws."""
 
+NO_NODE_YET = "E-RUN-050"
+"""The code of a daemon's error while it waits for what its node needs."""
+
 _LINE_SIZE_MAX_BYTES = 16 << 20
 """Longest answer: the status of a run with many thousands of members."""
 _REQUEST_SIZE_MAX_BYTES = 1 << 16

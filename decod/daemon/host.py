@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
-from decod.daemon.control import ControlServer
+from decod.daemon.control import NO_NODE_YET, ControlServer
 from decod.daemon.desk import Caps, Desk
 from decod.daemon.device_owner import HostDevice
 from decod.daemon.frontend import Frontend, Notifier
@@ -24,6 +24,7 @@ from decod.daemon.open_files import raise_limit
 from decod.daemon.pausing.keeper import Pausable
 from decod.daemon.waits import OpenWaits
 from decod.driver.event_loop import run_loop
+from decod.errors import NotRunningError
 from decod.exit_codes import ExitCode
 from decod.journal.credit_file import CreditLedger
 from decod.journal.history import RunHistory
@@ -34,6 +35,7 @@ from decod.membership.waiting_list import WaitingList
 from decod.process import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
 from decod.system import keep_freed_memory
 from decod.tasks import beside, cancelled, until_first
+from decod.texts import span
 
 _log = logging.getLogger("decod")
 
@@ -196,11 +198,21 @@ class Host:
         """Answer the operator and inform the service manager while the context lasts."""
         telling = self._notifier.keep_telling(self._describe, self._healthy, self.leaving.asked)
         pausing = () if self._desk is None else (self._desk.keep(),)
+        await self._control.answer_with(self._say_what_lacks)
         try:
             async with beside(telling, *pausing):
                 yield
         finally:
             await self._control.close()
+
+    async def _say_what_lacks(self, _: dict[str, Any]) -> dict[str, Any]:
+        waits = [f"{one['what']}, for {span(one['age_s'])} so far" for one in self.waits.describe()]
+        raise NotRunningError(
+            f"the daemon of {self.state_dir} has no node yet",
+            why=f"it waits for {'; '.join(waits) or 'what it needs first'}",
+            fix="wait, or read its output",
+            code=NO_NODE_YET,
+        )
 
     async def present(self, frontend: Frontend) -> None:
         """Present the daemon as `frontend` from now on, to operator and service manager."""

@@ -530,17 +530,20 @@ class _Leading:
 
     async def _export_to(self, folder: Path) -> tuple[int, str]:
         """Write the model; return its iteration, and what its folder lacks."""
-        node = self._node
-        run, base = node.part.run, self._base
-        if not run.trains_all:
+        node, base = self._node, self._base
+        if not node.part.run.trains_all:
             card = self._options.run_file.card
             name, commit = base_of_run(card, node.part.manifest)
             base = f"{name}@{commit}" if commit else card.base_model or base
-        iteration = await export_model(self._sources, run, folder, base)
+        iteration = await self._write_model(folder, base)
         node.note("model.exported", iteration=iteration, path=str(folder))
         if missing := await self._fill_folder(folder, iteration):
             node.note("model.incomplete", path=str(folder), reason=missing)
         return iteration, missing
+
+    async def _write_model(self, folder: Path, base: str | None) -> int:
+        async with self._node.waits.of("the weights of all stages, for the model's folder"):
+            return await export_model(self._sources, self._node.part.run, folder, base)
 
     async def _fill_folder(self, folder: Path, iteration: int) -> str:
         """Write tokenizer and card beside a model; return what its folder lacks then."""
@@ -565,8 +568,7 @@ class _Leading:
 
     async def _export_quietly(self, folder: Path) -> int:
         async with self._exporting:
-            node = self._node
-            return await export_model(self._sources, node.part.run, folder, self._base)
+            return await self._write_model(folder, self._base)
 
     async def _export_with_tokenizer(self, folder: Path) -> int:
         iteration = await self._export_quietly(folder)

@@ -97,11 +97,6 @@ async def _run(options: JoinOptions, say: Say) -> int:
         async def seek() -> RunPart:
             return await _enrolled(options, join, host.identity)
 
-        part = await leaving.unless_asked(let_in(seek, say, join=join, waits=host.waits))
-        tell_demands(part.run, options.stage_index, desk.config, say)
-        say = host.terminal.above(say)
-        life = Life(host, say, rejoins=options.node.rejoins)
-
         async def live(part: RunPart) -> Stop:
             async with PipelineNode(desk.config, part, host, say, again=life.again) as node:
                 life.begins(node)
@@ -116,7 +111,11 @@ async def _run(options: JoinOptions, say: Say) -> int:
                 await life.ended(node, stop, seek)
             return stop
 
+        say = host.terminal.above(say)
         async with host.tended(), page_served(desk.config, host, say):
+            part = await leaving.unless_asked(let_in(seek, say, join=join, waits=host.waits))
+            tell_demands(part.run, options.stage_index, desk.config, say)
+            life = Life(host, say, rejoins=options.node.rejoins)
             return await life.run(part, live)
 
 

@@ -76,6 +76,7 @@ class Node:
         self.node_id = host.identity.node_id
         self.name, self.address = config.name or host.identity.name, ""
         self._host, self._stack = host, AsyncExitStack()
+        self.waits = host.waits
         self._journal = Journal()
         self.note = self._journal.note
         """Record an event: in the log, in the status if it is not routine, and for all others who

@@ -287,6 +287,7 @@ class PipelineNode(Node):
             self.core,
             fetch=self._fetch_base(source),
             note=self.note,
+            waits=self.waits,
             leave=partial(self.requests.leave, 0.0),
         )
 
@@ -380,7 +381,7 @@ class PipelineNode(Node):
 
     async def prepare(self) -> None:
         """Measure the device, and start the core."""
-        self._start_core(await self.device.measure(self.say, self._host.waits))
+        self._start_core(await self.device.measure(self.say, self.waits))
 
     def _start_core(self, measured: MeasuredHost) -> None:
         part, device, gateway = self.part, self.device, self.gateway

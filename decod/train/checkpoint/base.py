@@ -15,6 +15,7 @@ there of it is not fetched again. Imports no torch, because the node process giv
 parts.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -70,6 +71,11 @@ def split_hashes(joined: str) -> tuple[str, ...]:
 def _tensors(model: ModelConfig, part: int) -> Tensors:
     shapes = part_shapes(model, part)
     return {name: (model.dtype.value, shape) for name, shape in sorted(shapes.items())}
+
+
+def base_part_bytes(model: ModelConfig, part: int) -> int:
+    """Return the size of a part's numbers."""
+    return sum(map(math.prod, part_shapes(model, part).values())) * model.dtype.num_bytes
 
 
 def base_hashes(folder: Path, model: ModelConfig) -> tuple[str, ...]:

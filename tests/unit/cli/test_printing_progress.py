@@ -2,33 +2,51 @@
 
 import os
 import sys
+import threading
+import time
 from functools import partial
 
 import pytest
 
 from decod.cli import printing as module
-from decod.cli.printing import LINE_INTERVAL_S, progress, waiting
+from decod.cli.printing import LINE_INTERVAL_S, PATIENCE_S, progress, waiting
 
 MIB = 1 << 20
 
 
+class Stderr:
+    """What has come on stderr."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+        self.lines: list[str] = []
+
+    def waits_for(self, line: str) -> None:
+        deadline_s = time.monotonic() + 20
+        while line not in self.lines:
+            assert time.monotonic() < deadline_s, self.lines
+            threading.Event().wait(0.001)
+            self.lines += self._capfd.readouterr().err.splitlines()
+
+
 @pytest.fixture
-def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    box = [1000.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: box[0])
-    return box
+def stderr(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Stderr:
+    """Lines come a thousand times as often as elsewhere."""
+    monkeypatch.setattr(module, "PATIENCE_S", PATIENCE_S / 1000)
+    monkeypatch.setattr(module, "LINE_INTERVAL_S", LINE_INTERVAL_S / 1000)
+    return Stderr(capfd)
 
 
-def test_elsewhere_a_line_comes_every_half_minute(
-    now_s: list[float], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_elsewhere_a_line_comes_now_and_then(stderr: Stderr) -> None:
     with progress("reading text", 100 * MIB) as advance:
-        for _ in range(10):
-            now_s[0] += LINE_INTERVAL_S / 5
-            advance(5 * MIB)
-    assert capfd.readouterr().err == (
-        "reading text: 25 % of 100.0 MiB, 90 s left\nreading text: 50 % of 100.0 MiB, 60 s left\n"
-    )
+        stderr.waits_for("reading text: 0 s so far")
+        advance(25 * MIB)
+        stderr.waits_for("reading text: 25 % of 100.0 MiB, 0 s left")
+
+
+def test_what_stands_still_is_told_all_the_same(stderr: Stderr) -> None:
+    with waiting("asking the leader"):
+        stderr.waits_for("asking the leader: 0 s so far")
 
 
 def test_what_takes_no_time_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -37,14 +55,11 @@ def test_what_takes_no_time_says_nothing(capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr() == ("", "")
 
 
-def test_more_than_was_announced_is_no_error(
-    now_s: list[float], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_more_than_was_announced_is_no_error(stderr: Stderr) -> None:
     """A file may grow while it is read."""
     with progress("reading text", MIB) as advance:
-        now_s[0] += LINE_INTERVAL_S
         advance(4 * MIB)
-    assert capfd.readouterr().err == "reading text: 100 % of 4.0 MiB, 0 s left\n"
+        stderr.waits_for("reading text: 100 % of 4.0 MiB, 0 s left")
 
 
 @pytest.mark.parametrize("colors", [True, False])

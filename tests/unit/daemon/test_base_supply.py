@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from decod.daemon.base_supply import BaseSupply
+from decod.daemon.waits import OpenWaits
 from decod.errors import DataError, NetworkError
 from decod.ids import NodeId
 from decod.net.donor import StateBlob
@@ -55,7 +56,13 @@ class Bench:
         facts = SimpleNamespace(view=view, node_id=OWN, donors=donors)
         core: Any = SimpleNamespace(driver=SimpleNamespace(facts=facts))
         self.supply = BaseSupply(
-            here, RUN, core, fetch=self._fetch, note=self._note, leave=self._leave
+            here,
+            RUN,
+            core,
+            fetch=self._fetch,
+            note=self._note,
+            waits=OpenWaits(self._note),
+            leave=self._leave,
         )
         self.device = Device()
         self.compute = self.supply.before(self.device)  # type: ignore[arg-type]
