@@ -530,8 +530,8 @@ class _Leading:
 
     async def _export_to(self, folder: Path) -> tuple[int, str]:
         """Write the model; return its iteration, and what its folder lacks."""
-        node, base = self._node, self._base
-        if not node.part.run.trains_all:
+        node, run, base = self._node, self._node.part.run, self._base
+        if not run.trains_all:
             card = self._options.run_file.card
             name, commit = base_of_run(card, node.part.manifest)
             base = f"{name}@{commit}" if commit else card.base_model or base

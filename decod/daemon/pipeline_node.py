@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
+from decod import __version__
 from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.audit_feed import feed_of
@@ -398,6 +399,7 @@ class PipelineNode(Node):
             name=self.name,
             device=device.text,
             memory_bytes=measured.memory_bytes,
+            decod_version=__version__,
             seals=DecisionSeals(part.membership, part.run_id, wall_clock),
             bans=bans.present,
             read_bans=bans.read,

@@ -424,6 +424,7 @@ def _stages(facts: NodeFacts) -> list[dict[str, Any]]:
                     "microbatches": load.num_microbatches if load is not None else None,
                     "device": (load.device or None) if load is not None else None,
                     "memory_bytes": (load.memory_bytes or None) if load is not None else None,
+                    "decod_version": (load.decod_version or None) if load is not None else None,
                     "since_iteration": member.since_iteration,
                     "waits_for": list(load.awaited) if load is not None else [],
                     **_spent(load),

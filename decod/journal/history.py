@@ -7,6 +7,7 @@ tells them. Its memory is bounded: it thins out old iterations, and forgets the 
 
 import math
 import secrets
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -37,6 +38,9 @@ TEXTS_TOLD_MAX = 9
 
 ModelText = tuple[int, str, str]
 """Iteration, prompt, and how the model goes on with it."""
+
+_GAP_POINTS_MIN = 3
+"""So many points of the leader's between two neighbours of this node's fill a gap."""
 
 _NUM_USUAL = 16
 """An iteration's usual duration is the median of so many."""
@@ -156,19 +160,37 @@ class RunHistory:
         held_out: Iterable[tuple[int, float]],
         texts: Iterable[ModelText] = (),
     ) -> None:
-        """Take in the points of a leader's curves that lie before this node's own, and the rest."""
+        """Take in the points of a leader's curves that lie before or between this node's own, and
+        its evaluations and texts after them.
+        """
         newest = max((text[0] for text in self.texts), default=0)
         for text in texts:
             if text[0] > newest:
                 self._add_text(text)
-        first = self._steps[0][0] if self._steps else math.inf
-        if earlier := [point for point in steps if point[0] < first]:
-            # Whoever tells ever earlier points does not make the list longer than it may be.
-            self._steps = _thinned(earlier + self._steps, STEPS_MAX)
+        if missed := self._missed(steps):
+            # Whoever tells ever more points does not make the list longer than it may be.
+            both = sorted(self._steps + missed, key=lambda point: point[0])
+            self._steps = _thinned(both, STEPS_MAX)
             self._num_rewritten += 1
         last = self.held_out[-1][0] if self.held_out else 0
         self.held_out += [one for one in held_out if one[0] > last]
         self.held_out = _thinned(self.held_out, STEPS_MAX)
+
+    def _missed(self, told: Iterable[Point]) -> list[Point]:
+        """Return the points of a leader's curve from times when this node was not in the run."""
+        own = [point[0] for point in self._steps]
+        gaps: dict[int, list[Point]] = {}
+        for point in told:
+            place = bisect_left(own, point[0])
+            if point[0] not in own[place : place + 1] and (place < len(own) or not own):
+                gaps.setdefault(place, []).append(point)
+        # The leader tells few points, so several between two of this node's show that it was away.
+        return [
+            point
+            for place, points in gaps.items()
+            if place == 0 or len(points) >= _GAP_POINTS_MIN
+            for point in points
+        ]
 
     @property
     def lost(self) -> Collection[NodeId]:

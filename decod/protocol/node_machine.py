@@ -261,6 +261,7 @@ class NodeMachine:
             times=facts.spent.usual,
             device=self.identity.device,
             memory_bytes=self.identity.memory_bytes,
+            decod_version=self.identity.decod_version,
         )
 
     @property

@@ -319,7 +319,7 @@ def test_a_script_shows_its_run_on_a_page(tmp_path: Path) -> None:
     """Rounds in place of iterations, and who is lost. A page that is not wanted has no port."""
     with Scripts(tmp_path, USUAL) as group:
         first = group.start(run="test", page=True).wait_joined()
-        second = group.join(first).wait_joined()
+        second = group.join(first, name="workshop").wait_joined()
         for each in group.all:
             each.train()
         go_on(group.all)
@@ -337,7 +337,8 @@ def test_a_script_shows_its_run_on_a_page(tmp_path: Path) -> None:
         assert shown["run"]["iteration"] >= shown["history"]["steps"][-1][0] > 0
         assert shown["history"]["steps"][-1][3] > 0, "samples a second"
         assert [one["own"] for one in shown["members"]].count(True) == 1
-        assert len(shown["members"]) == 2
+        names = [one["name"] for one in shown["members"]]
+        assert names == [shown["node"]["name"], "workshop"]
         assert shown["node"]["device"]
         second.kill()
 

@@ -76,6 +76,12 @@ def test_the_leader_shows_the_run(cluster: Cluster) -> None:
     done = [member["microbatches"] for member in state["members"] if member["stage"]]
     assert sum(filter(None, done)) > 0
 
+    def versions() -> set[str]:
+        return {member["version"] for member in state_of(cluster.leader)["members"]}
+
+    own = state["node"]["decod_version"]
+    cluster.wait_for(lambda: versions() == {own}, "everybody's version")
+
     def stages_with_flows() -> set[int]:
         now = state_of(cluster.leader)
         return {now["members"][one["from"]]["stage"] for one in now["links"] if one["flows"]}

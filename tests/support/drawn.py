@@ -70,6 +70,7 @@ _OF_FIELDS: dict[tuple[type, str], _Strategy] = {
     (AuditCase, "seed"): st.binary(min_size=SEED_BYTES, max_size=SEED_BYTES),
     (m.Bans, "statement"): st.binary(max_size=1000),
     (m.NodeLoad, "device"): names,
+    (m.NodeLoad, "decod_version"): names,
 }
 """Of fields whose limit is their own."""
 

@@ -9,9 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,6 +63,7 @@ class RunningScript:
     """Holds `state/`, `stdout` and `stderr`."""
     _default_state_dir: Path
     """Where its state is if it has chosen no folder, and all scripts before it run."""
+    killed: datetime | None = None
 
     # --- what it has printed --------------------------------------------------------------------
 
@@ -133,6 +135,7 @@ class RunningScript:
 
     def kill(self) -> None:
         """Kill all processes of the script at once, as a power cut does."""
+        self.killed = datetime.now(UTC)
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -298,7 +301,8 @@ def check_accounts(scripts: Sequence[RunningScript], gone: Sequence[RunningScrip
 
     Args:
         scripts: Were there from the first average on, have trained, and stand still now.
-        gone: Were killed. What each had given last may be in one average that it has not seen.
+        gone: Were killed. The last lines of their logs are lost, and what they had given last may
+            be in averages that they have not seen.
 
     Returns:
         The number of averages.
@@ -314,11 +318,22 @@ def check_accounts(scripts: Sequence[RunningScript], gone: Sequence[RunningScrip
         applied = sum(n for number, n in own[each.name].items() if number <= account["round"])
         assert account["contributed"] >= applied, (each.name, account, applied)
     found = totals([*scripts, *gone])
-    unseen = {each.name: max(own[each.name], default=0) + 1 for each in gone}
+    unseen = {number for each in gone for number in _unseen(each, own[each.name], scripts[0])}
     for number, total in found.items():
         given = sum(rounds.get(number, 0) for rounds in own.values())
-        if number in unseen.values():
+        if number in unseen:
             assert given <= total, (number, given, total)
         else:
             assert given == total, (number, given, total)
     return len(found)
+
+
+def _unseen(gone: RunningScript, seen: Mapping[int, int], witness: RunningScript) -> Iterator[int]:
+    """Yield the rounds that may hold samples of a killed script which its log does not name."""
+    assert gone.killed is not None
+    num_after = 0
+    for record in witness.events("round.committed"):
+        num_after += datetime.fromisoformat(record["time"]) > gone.killed
+        # Its contribution may have left it for the round after the one that was under way.
+        if record["round"] > max(seen, default=0) and num_after <= 2:
+            yield record["round"]

@@ -216,6 +216,7 @@ def _members(status: Status, history: RunHistory) -> tuple[list[dict[str, Any]],
                     "microbatches": max((numbers["microbatches"], done), key=lambda n: n or 0),
                     "spends": spent_text(node),
                     "device": _text(node, "device"),
+                    "version": _text(node, "decod_version"),
                     "reach": _text(node, "reach"),
                     "waits_for": [
                         clean_text(each)[:_ID_LENGTH] for each in _strings(node.get("waits_for"))

@@ -3,9 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from decod.ids import NodeId
 from decod.journal.told_status import number_in, sequence_in
-from decod.membership.identity import name_of
 
 
 def as_run_status(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,6 +23,7 @@ def as_run_status(status: Mapping[str, Any]) -> dict[str, Any]:
         }
         for each in sequence_in(status, "peers")
     ]
+    names = {each["id"]: each["name"] for each in peers}
     return {
         "run_name": status.get("run"),
         "run_id": status.get("run_id"),
@@ -35,7 +34,7 @@ def as_run_status(status: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_s": number_in(status, "samples_per_s"),
         "waits": status.get("waits"),
         "decod_version": status.get("decod_version"),
-        "leader": {"id": coordinator, "name": name_of(NodeId(coordinator))},
+        "leader": {"id": coordinator, "name": names.get(coordinator)},
         "node": {
             "id": own_id,
             "name": status.get("name"),

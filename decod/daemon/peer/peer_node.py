@@ -318,7 +318,9 @@ class PeerNode(Node):
         # A checkpoint is a state of the run. What a newcomer's script has made itself is none.
         has_state = not part.known or self._loop.height.round > 0
         height, rounds = self._loop.height, self._loop.config()
-        machine = PeerMachine(self.node_id, self.address, height, rounds, has_state=has_state)
+        machine = PeerMachine(
+            self.node_id, self.address, height, rounds, has_state=has_state, name=self.name
+        )
         ports = PeerPorts(
             transport=gateway, tell_loop=self._tell_loop, fetch=self._fetch, on_note=self._noted
         )
@@ -546,7 +548,11 @@ class PeerNode(Node):
             "address": self.address,
             **asdict(facts),
             "peers": [
-                {"id": each.node_id, "name": name_of(each.node_id), "level": each.level}
+                {
+                    "id": each.node_id,
+                    "name": each.name or name_of(each.node_id),
+                    "level": each.level,
+                }
                 for each in company.entries
             ],
             "target_batch_size": self.part.terms.target_batch_size,

@@ -88,18 +88,14 @@ class Company:
     """One peer's company.
 
     Args:
-        node_id: This peer.
-        address: At which others dial it.
+        own: This peer.
         past: This peer's state.
         config: Of the run.
         out: Where this peer says what it wants done.
     """
 
-    def __init__(
-        self, node_id: NodeId, address: str, past: Past, config: RoundConfig, out: PeerSink
-    ) -> None:
-        self._node_id = node_id
-        self._address = address
+    def __init__(self, own: PeerEntry, past: Past, config: RoundConfig, out: PeerSink) -> None:
+        self._own, self._node_id, self._address = own, own.node_id, own.address
         self._past = past
         self._config = config
         self._out = out
@@ -216,7 +212,7 @@ class Company:
 
     def coordinate(self, now_s: float, term: int) -> Coordinator:
         """Coordinate from now on; without the run's state, nobody but itself."""
-        own = PeerEntry(self._node_id, self._address, level=True)
+        own = self._own
         self.coordinating = Coordinator(own, term, self._past, self._config, self._out, now_s)
         self.following = None
         self._moved = True
@@ -343,7 +339,7 @@ class Company:
         for entry in following.roll.peers:
             if entry.node_id not in following.lost and entry.node_id != self._node_id:
                 height = self._past.height if entry.level else Height(0, "")
-                coordinating.admit(now_s, entry.node_id, entry.address, height)
+                coordinating.admit(now_s, entry.node_id, entry.address, height, entry.name)
 
     def hand_over(self) -> None:
         """Have a peer that trains coordinate instead of this one, whose loop stands still."""
@@ -373,6 +369,7 @@ class Company:
             self._num_peers_beside(node),
             self.coordinator,
             self._coordinator_address,
+            self._own.name,
         )
         self._out.send(node, greeting)
 
@@ -398,7 +395,8 @@ class Company:
             if message.coordinator == sender and theirs > self._rank_beside(sender):
                 self._greet(sender)
             else:
-                self.coordinating.admit(now_s, sender, message.address, message.height)
+                at, height = message.address, message.height
+                self.coordinating.admit(now_s, sender, at, height, message.name)
 
     def _greeted_following(self, now_s: float, sender: NodeId, message: Greeting) -> None:
         """Another peer is there, while this one follows a coordinator."""

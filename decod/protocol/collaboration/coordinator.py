@@ -77,6 +77,7 @@ class _Peer:
     height: Height
     heard_s: float
     level: bool = False
+    name: str = ""
     num_samples: int = 0
     samples_per_s: float = 0.0
     awaited: tuple[NodeId, ...] = ()
@@ -126,7 +127,7 @@ class Coordinator:
         self._past = past
         self._config = config
         self._out = out
-        peer = _Peer(own.node_id, own.address, past.height, now_s, own.level)
+        peer = _Peer(own.node_id, own.address, past.height, now_s, own.level, own.name)
         self._peers = {own.node_id: peer}
         self._attempt: _Attempt | None = None
         self.rests = False
@@ -191,18 +192,21 @@ class Coordinator:
 
     def roll(self) -> Roll:
         """Return who takes part."""
-        peers = tuple(PeerEntry(p.node_id, p.address, p.level) for p in self._peers.values())
+        peers = tuple(
+            PeerEntry(peer.node_id, peer.address, peer.level, peer.name)
+            for peer in self._peers.values()
+        )
         past = self._past
         return Roll(self.term, self.version, past.height, past.ids, peers)
 
-    def admit(self, now_s: float, node: NodeId, address: str, height: Height) -> None:
+    def admit(self, now_s: float, node: NodeId, address: str, height: Height, name: str) -> None:
         """Take a peer in, or learn anew where it is."""
         known = self._peers.get(node)
         if known is not None and (known.address, known.height) == (address, height):
             self._out.send(node, self.roll())
         else:
             level = height == self._past.height
-            self._peers[node] = _Peer(node, address, height, now_s, level)
+            self._peers[node] = _Peer(node, address, height, now_s, level, name)
             number = self._past.height.round
             self._out.note("peer.admitted", peer=node, is_level=level, round=number)
             self._tell_roll()

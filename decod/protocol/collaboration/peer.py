@@ -56,6 +56,7 @@ from decod.protocol.core.messages.round_messages import (
     Farewell,
     Greeting,
     Height,
+    PeerEntry,
     Progress,
     Roll,
     RoundClosed,
@@ -106,6 +107,7 @@ class PeerMachine:
         config: RoundConfig,
         *,
         has_state: bool = True,
+        name: str = "",
     ) -> None:
         self.node_id = node_id
         self._config = config
@@ -115,7 +117,8 @@ class PeerMachine:
         self.past = Past(height, has_state=has_state)
         self._has_begun = has_state
         """Whether the training loop has begun. A newcomer's waits for the run's state."""
-        self.company = Company(node_id, address, self.past, config, self._out)
+        own = PeerEntry(node_id, address, level=True, name=name)
+        self.company = Company(own, self.past, config, self._out)
         self.own = OwnWork(node_id, config, self.tensors, self._out)
         self.loading = Loading(config, self.tensors, self._out)
         port = TensorPort(

@@ -65,6 +65,7 @@ class Identity:
     """What the node computes on, for people: at most `DEVICE_LENGTH_MAX` printable characters."""
     memory_bytes: int = 0
     """Of the device, for the run. 0: it is not known."""
+    decod_version: str = ""
     seals: Seals = NO_SEALS
     """How the node proves its decisions, and has others prove theirs."""
     proofs: Proofs = NO_PROOFS

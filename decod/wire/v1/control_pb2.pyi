@@ -1451,20 +1451,22 @@ class Settled(_message.Message):
     def __init__(self, averaging: _Optional[_Union[AveragingId, _Mapping]] = ..., num_microbatches: _Optional[int] = ..., digest: _Optional[int] = ...) -> None: ...
 
 class Greeting(_message.Message):
-    __slots__ = ("address", "height", "past", "num_peers", "coordinator", "coordinator_address")
+    __slots__ = ("address", "height", "past", "num_peers", "coordinator", "coordinator_address", "name")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
     NUM_PEERS_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     address: str
     height: Height
     past: _containers.RepeatedScalarFieldContainer[str]
     num_peers: int
     coordinator: str
     coordinator_address: str
-    def __init__(self, address: _Optional[str] = ..., height: _Optional[_Union[Height, _Mapping]] = ..., past: _Optional[_Iterable[str]] = ..., num_peers: _Optional[int] = ..., coordinator: _Optional[str] = ..., coordinator_address: _Optional[str] = ...) -> None: ...
+    name: str
+    def __init__(self, address: _Optional[str] = ..., height: _Optional[_Union[Height, _Mapping]] = ..., past: _Optional[_Iterable[str]] = ..., num_peers: _Optional[int] = ..., coordinator: _Optional[str] = ..., coordinator_address: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
 
 class Roll(_message.Message):
     __slots__ = ("term", "version", "height", "past", "peers")
@@ -1921,7 +1923,7 @@ class View(_message.Message):
     def __init__(self, version: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., num_stages: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., cut: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NodeLoad(_message.Message):
-    __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state", "kept", "awaited", "times", "device", "memory_bytes")
+    __slots__ = ("node_id", "num_flows", "capacity", "num_microbatches", "state", "kept", "awaited", "times", "device", "memory_bytes", "decod_version")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_FLOWS_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -1932,6 +1934,7 @@ class NodeLoad(_message.Message):
     TIMES_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DECOD_VERSION_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     num_flows: int
     capacity: int
@@ -1942,7 +1945,8 @@ class NodeLoad(_message.Message):
     times: IterationTimes
     device: str
     memory_bytes: int
-    def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ..., times: _Optional[_Union[IterationTimes, _Mapping]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    decod_version: str
+    def __init__(self, node_id: _Optional[str] = ..., num_flows: _Optional[int] = ..., capacity: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., state: _Optional[str] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., awaited: _Optional[_Iterable[str]] = ..., times: _Optional[_Union[IterationTimes, _Mapping]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., decod_version: _Optional[str] = ...) -> None: ...
 
 class Height(_message.Message):
     __slots__ = ("round", "state_id")
@@ -1953,14 +1957,16 @@ class Height(_message.Message):
     def __init__(self, round: _Optional[int] = ..., state_id: _Optional[str] = ...) -> None: ...
 
 class PeerEntry(_message.Message):
-    __slots__ = ("node_id", "address", "level")
+    __slots__ = ("node_id", "address", "level", "name")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     address: str
     level: bool
-    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., level: _Optional[bool] = ...) -> None: ...
+    name: str
+    def __init__(self, node_id: _Optional[str] = ..., address: _Optional[str] = ..., level: _Optional[bool] = ..., name: _Optional[str] = ...) -> None: ...
 
 class WalkStep(_message.Message):
     __slots__ = ("node_id", "exit", "cost")

@@ -190,6 +190,26 @@ def test_a_node_that_came_late_learns_the_curves_from_the_leader() -> None:
     assert news["held_out"] == told["held_out"]
 
 
+def test_a_node_that_was_away_learns_what_it_has_missed() -> None:
+    leader, relay = RunHistory(), RunHistory()
+    for iteration in range(1, 1001):
+        commit(leader, iteration)
+        if not 300 < iteration < 700:
+            commit(relay, iteration)
+    before = relay.generation
+    told = leader.told()["steps"]
+    relay.learn(told, [])
+    assert relay.generation != before
+    iterations = [step[0] for step in relay.since("", 0, 0)["steps"]]
+    assert iterations == sorted(set(iterations))
+    assert set(iterations) - set(range(300, 701)) == {*range(1, 300), *range(701, 1001)}
+    assert len([one for one in iterations if 300 < one < 700]) > 40
+    after = relay.generation
+    commit(leader, 1001)
+    relay.learn(leader.told()["steps"], [])
+    assert relay.generation == after, "the gap is filled once"
+
+
 def test_turns_of_a_run_are_events_also_after_a_restart() -> None:
     turns = [
         noted("checkpoint.written", {"iteration": 1}, 1.5),

@@ -287,6 +287,7 @@ function showMember(one) {
     ["State", one.state],
     ["Device", one.device],
     ["Memory", size(one.memory_bytes)],
+    ["Version", one.version],
     ["Sends at up to", fastest("from")],
     ["Receives at up to", fastest("to")],
     ["Reached", REACHES[one.reach]],

@@ -124,6 +124,7 @@ AWAITED_MAX = 8
 """Members of those that a node waits for that it tells of."""
 
 DEVICE_LENGTH_MAX = 64
+VERSION_LENGTH_MAX = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ class NodeLoad:
     """What it computes on, for people."""
     memory_bytes: Number = 0
     """Memory of its device for the run. 0: it is not known."""
+    decod_version: Annotated[str, printable(VERSION_LENGTH_MAX)] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from decod.limits import (
     Count,
     Duration,
     Magnitude,
+    NodeName,
     Number,
     Ordinal,
     ReasonText,
@@ -53,6 +54,8 @@ class PeerEntry:
     """`host:port`."""
     level: bool
     """It has what the coordinator has. Otherwise it is loading, and gets averages to apply then."""
+    name: NodeName = ""
+    """For people. May be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ class Greeting(OfRun):
     """Whom the sender follows; it may be itself."""
     coordinator_address: Address
     """Where the receiver finds it."""
+    name: NodeName = ""
+    """The sender's, for people. May be empty."""
 
 
 @dataclass(frozen=True, slots=True)

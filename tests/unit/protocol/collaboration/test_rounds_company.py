@@ -7,7 +7,13 @@ from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.loading import Past
 from decod.protocol.collaboration.loop import PeerSink, UseAddresses
 from decod.protocol.core.effects import Note, Send
-from decod.protocol.core.messages.round_messages import Farewell, Greeting, Height, Roll
+from decod.protocol.core.messages.round_messages import (
+    Farewell,
+    Greeting,
+    Height,
+    PeerEntry,
+    Roll,
+)
 from tests.unit.protocol.collaboration.rounds_cast import (
     CONFIG,
     START,
@@ -29,7 +35,7 @@ def out() -> PeerSink:
 
 
 def company(out: PeerSink, node: NodeId = A, past: Past | None = None) -> Company:
-    found = Company(node, f"{node}:1", past or Past(START), CONFIG, out)
+    found = Company(PeerEntry(node, f"{node}:1", level=True), past or Past(START), CONFIG, out)
     found.coordinate(0.0, 1)
     return found
 

@@ -44,7 +44,7 @@ class Lead:
             self.admit(node)
 
     def admit(self, node: NodeId, at: Height = START) -> list[Effect]:
-        self.machine.admit(0.0, node, f"{node}:1", at)
+        self.machine.admit(0.0, node, f"{node}:1", at, f"name-{node}")
         return self.out.taken()
 
     def progress(self, node: NodeId, num: int, **fields: object) -> list[Effect]:
@@ -87,6 +87,11 @@ class Lead:
 def begun(effects: list[Effect]) -> BeginRound:
     (*_, message) = [m for m in sent(effects) if isinstance(m, BeginRound)]
     return message
+
+
+def test_a_peer_is_told_the_names_of_all() -> None:
+    lead = Lead(B)
+    assert [one.name for one in lead.machine.roll().peers] == ["", f"name-{B}"]
 
 
 # --- closing --------------------------------------------------------------------------------------
