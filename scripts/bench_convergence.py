@@ -94,7 +94,7 @@ class Training:
             self._dataset,
             delay,
             goes_back=method.goes_back,
-            newcomers=method.newcomers,
+            anew=method.anew,
             late=method.late,
         )
         self._facts = {

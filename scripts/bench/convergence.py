@@ -12,6 +12,7 @@ A method's name says what it is:
     h10-muon         members step with Muon; so with all of the above
     h10-d5-late50    one member misses every other average, and what it has counts half in the next
     h10-churn        at each average a newcomer, with moments of zero, takes one member's place
+    h10-resumed      the run stops three times; all members go on with moments of zero
 """
 
 import dataclasses
@@ -129,8 +130,9 @@ class Method:
     optimizer: OptimizerName = OptimizerName.ADAMW
     share: float = 1.0
     """Of the iterations."""
-    newcomers: bool = False
-    """Whether a newcomer takes a member's place at each average."""
+    anew: str = ""
+    """Whose moments become zero: `churn`: those of one member at each average, as of a newcomer.
+    `resumed`: those of all after each quarter, as in a run that has stopped."""
     late: float | None = None
     """What comes too late for an average counts so much in the next. None: nothing is late."""
 
@@ -180,7 +182,7 @@ class Method:
 
 
 _NAME = re.compile(
-    r"h(\d+)(?:-d(\d+))?(-back)?(-muon)?(?:-(int4|lowrank))?(?:-late(\d+))?(-churn)?\Z"
+    r"h(\d+)(?:-d(\d+))?(-back)?(-muon)?(?:-(int4|lowrank))?(?:-late(\d+))?(?:-(churn|resumed))?\Z"
 )
 _COMPRESSIONS = {
     None: Compression.NONE,
@@ -208,7 +210,7 @@ def method_of(name: str) -> Method:
     if found[6] and not delay:
         raise ValueError(f"{name!r} is no method: nobody is late for what all wait for")
     if found[7] and delay:
-        raise ValueError(f"{name!r} is no method: newcomers begin with the anchor")
+        raise ValueError(f"{name!r} is no method: newcomers and resumed runs begin with the anchor")
     return Method(
         name,
         every,
@@ -216,7 +218,7 @@ def method_of(name: str) -> Method:
         bool(found[3]),
         _COMPRESSIONS[found[5]],
         optimizer,
-        newcomers=bool(found[7]),
+        anew=found[7] or "",
         late=int(found[6]) / 100 if found[6] else None,
     )
 

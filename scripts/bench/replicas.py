@@ -35,7 +35,8 @@ class Replicas:
         dataset: The tokens.
         delay: Iterations after which an average that travels counts. None: `sync.every`.
         goes_back: Whether members go back to the anchor when an average begins to travel.
-        newcomers: Whether a newcomer takes one replica's place, in turn, when a local phase ends.
+        anew: Whose moments become zero when a local phase ends. `churn`: one replica's, in turn.
+            `resumed`: all of them, after each quarter of the run.
         late: If given, the last replica misses every other average that travels, and what it
             contributes counts so much in the next.
     """
@@ -47,11 +48,11 @@ class Replicas:
         delay: int | None = None,
         *,
         goes_back: bool = False,
-        newcomers: bool = False,
+        anew: str = "",
         late: float | None = None,
     ) -> None:
         self._run, self._dataset = run, dataset
-        self._newcomers, self._misses = newcomers, late is not None
+        self._anew, self._misses = anew, late is not None
         decod.train.exchange.STALE_WEIGHT = _STALE_WEIGHT if late is None else late
         self._delay = run.sync.every if delay is None else delay
         self._goes_back = goes_back
@@ -96,11 +97,21 @@ class Replicas:
                 member.commit(iteration)
                 if ends_phase and self._goes_back and not last:
                     _go_back(member)
-            if ends_phase and self._newcomers and not last:
-                _begin_anew(members[iteration // self._run.sync.every % len(members)])
+            for member in self._beginners(members, iteration) if ends_phase and not last else ():
+                _begin_anew(member)
         self.iteration = iteration
         self.phase_end = iteration if ends_phase else self.phase_end
         return sum(losses) / len(losses)
+
+    def _beginners(
+        self, members: Sequence[StageExecutor], iteration: int
+    ) -> Sequence[StageExecutor]:
+        """Return who begins anew when a local phase ends."""
+        if self._anew == "churn":
+            return [members[iteration // self._run.sync.every % len(members)]]
+        quarter = self._run.num_iterations // 4
+        stops = self._anew == "resumed" and self.phase_end // quarter < iteration // quarter
+        return members if stops else ()
 
     def _step(self, index: int, members: Sequence[StageExecutor], iteration: int) -> None:
         """Have one stage step amid a local phase."""

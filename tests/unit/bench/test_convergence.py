@@ -121,7 +121,8 @@ def test_names_say_what_methods_are() -> None:
     assert (run.sync.compression, run.sync.outer_lr) == (Method.INT4, 0.4)
     assert method_of("h10-d10-back").goes_back
     assert method_of("h10-d2-late25").late == 0.25
-    assert method_of("h10-muon-churn").newcomers
+    assert method_of("h10-muon-churn").anew == "churn"
+    assert method_of("h10-resumed").anew == "resumed"
     quarter = method_of("all-reduce/4").run(SMALL, Rates(1e-3))
     assert quarter.num_iterations == round(SMALL.num_iterations / 4)
     for wrong in (
@@ -211,15 +212,18 @@ def test_what_came_too_late_counts_in_the_next_average(dataset: Dataset, late: f
         missed = late * sums[-1]
 
 
-def test_newcomers_have_no_moments(dataset: Dataset) -> None:
-    replicas = Replicas(
-        make_run(SyncConfig(method=SyncMethod.DILOCO, every=2)), dataset, newcomers=True
-    )
+@pytest.mark.parametrize(
+    ("anew", "num_steps"), [("churn", [4, 2, 0, 4]), ("resumed", [0] * 4), ("", [4] * 4)]
+)
+def test_who_begins_anew_has_no_moments(anew: str, num_steps: list[int], dataset: Dataset) -> None:
+    run = replace(make_run(SyncConfig(method=SyncMethod.DILOCO, every=2)), num_iterations=8)
+    replicas = Replicas(run, dataset, anew=anew)
     for _ in range(4):
         replicas.iterate()
     inner = [chain[0]._built.state.committed.inner for chain in replicas._chains]
-    assert [each.num_steps for each in inner] == [4, 2, 0, 4]
-    assert not inner[2].moments[0].any()
+    assert [each.num_steps for each in inner] == num_steps
+    for each in inner:
+        assert each.moments[0].any() == (each.num_steps > 0)
 
 
 @pytest.mark.slow
