@@ -210,7 +210,7 @@ class Host:
         raise NotRunningError(
             f"the daemon of {self.state_dir} has no node yet",
             why=f"it waits for {'; '.join(waits) or 'what it needs first'}",
-            fix="wait, or read its output",
+            fix="wait; to end it, press Ctrl-C where it runs, or stop its service",
             code=NO_NODE_YET,
         )
 

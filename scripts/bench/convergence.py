@@ -247,8 +247,11 @@ def known_rates(scale: str) -> dict[str, Rates]:
 
 
 def rates_of(method: Method, scale: str) -> Rates:
-    """Return a method's rates: found by a search, for it or for the nearest method."""
-    known = known_rates(scale)
+    """Return a method's rates: found by a search, for it or for the nearest method.
+
+    A size that has not been searched takes the rates of the size that has.
+    """
+    known = known_rates(scale) or known_rates("300k")
     if method.name in known:
         return known[method.name]
     kind = [
