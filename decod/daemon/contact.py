@@ -117,25 +117,37 @@ async def let_in(
     *,
     join: JoinString,
     waits: OpenWaits,
+    on_waiting: Callable[[], None] = lambda: None,
 ) -> T:
     """Return the result of `find` as `patiently` does, however long the organiser takes to decide.
+
+    Once the organiser is known to decide, a leader that is gone for a while is waited for, too.
 
     Args:
         find: Asks once to be let in.
         say: Takes lines for the operator's terminal.
         join: The join string that the operator has given.
         waits: Takes what is waited for.
+        on_waiting: Called once the organiser is known to decide.
     """
     try:
         async with waits.of("an answer from the run"):
             return await patiently(find, say, join=join)
     except WaitingError as error:
         say(f"{error.what}: {error.why}. {error.fix}")
+    on_waiting()
+    is_gone = False
     async with waits.of("the organiser to let this host in"):
         while True:
             await asyncio.sleep(_ASK_AGAIN_S)
-            with suppress(WaitingError):
-                return await patiently(find, say, join=join)
+            try:
+                return await find()
+            except WaitingError:
+                is_gone = False
+            except (NetworkError, TemporaryError) as error:
+                if not is_gone:
+                    say(f"{error.what} ({error.why}): this host asks again every few seconds")
+                is_gone = True
 
 
 def about_join_string(error: DecodError, join: JoinString) -> DecodError:

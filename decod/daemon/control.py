@@ -88,7 +88,7 @@ def _no_daemon(state_dir: Path, error: Exception) -> NotRunningError:
         why = "it runs, but does not answer in time"
         fix = "look at its log in that folder"
     else:
-        why = "no node runs with that state folder, or it is still looking for its run"
+        why = "no node runs with that state folder"
         fix = (
             "start one with `decod leader`, `decod join` or a training script, or name its "
             "--state-dir"

@@ -8,12 +8,12 @@ import logging
 import math
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any, Self, TypeVar
 
-from decod.clocks import wall_clock
 from decod.config.node_config import NodeConfig
 from decod.daemon.control import NO_NODE_YET, ControlServer
 from decod.daemon.desk import Caps, Desk
@@ -32,6 +32,7 @@ from decod.journal.logs import LogContext, close_logs, log_note, set_up_logs
 from decod.journal.terminal import PatientTerminal
 from decod.membership.identity import load_or_create_identity
 from decod.membership.waiting_list import WaitingList
+from decod.net.dht_table import network_of
 from decod.process import LEAVE_SIGNALS, URGENT_SIGNALS, heeded_signals
 from decod.system import keep_freed_memory
 from decod.tasks import beside, cancelled, until_first
@@ -173,7 +174,7 @@ class Host:
         self._page: str | None = None
         self.waits = OpenWaits(lambda event, **fields: log_note(_log, event, fields))
         """What this daemon waits for, whichever node it has."""
-        self.newcomers = WaitingList(wall_clock)
+        self.newcomers = WaitingList(time.monotonic, network_of)
         """Hosts that wait until the operator lets them in. It outlives the nodes, so that nobody
         slips in between two."""
         self._folder = StateFolder(config.state_dir)
@@ -205,14 +206,21 @@ class Host:
         finally:
             await self._control.close()
 
-    async def _say_what_lacks(self, _: dict[str, Any]) -> dict[str, Any]:
+    async def _say_what_lacks(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if asked.get("command") == "drain":
+            self.leaving.asked.set()
+            return {"draining": True, "reason": "drained", "detail": "it was in no run yet"}
         waits = [f"{one['what']}, for {span(one['age_s'])} so far" for one in self.waits.describe()]
         raise NotRunningError(
             f"the daemon of {self.state_dir} has no node yet",
             why=f"it waits for {'; '.join(waits) or 'what it needs first'}",
-            fix="wait; to end it, press Ctrl-C where it runs, or stop its service",
+            fix="wait, or end it with decod drain",
             code=NO_NODE_YET,
         )
+
+    def ready(self) -> None:
+        """Tell the service manager that what is left to wait for may take long."""
+        self._notifier.ready()
 
     async def present(self, frontend: Frontend) -> None:
         """Present the daemon as `frontend` from now on, to operator and service manager."""
@@ -246,7 +254,10 @@ class Host:
         return nullcontext() if self._desk is None else self._desk.of(node, device)
 
     def _describe(self) -> str:
-        return "starting" if self._frontend is None else self._frontend.describe()
+        if self._frontend is not None:
+            return self._frontend.describe()
+        waits = ", ".join(one["what"] for one in self.waits.describe())
+        return f"waiting for {waits}" if waits else "starting"
 
     def _healthy(self) -> bool:
         return self._frontend is None or self._frontend.healthy

@@ -10,7 +10,7 @@ from decod.daemon.audit_feed import OPERATOR
 from decod.daemon.frontend import Command
 from decod.daemon.succession import Contacts
 from decod.errors import ConfigError, DecodError
-from decod.ids import RunId
+from decod.ids import NodeId, RunId
 from decod.membership.identity import name_of
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import USES_MAX, Token, TokenRecord
@@ -241,7 +241,7 @@ class Invitations:
         return 0 if self._registrar is None else len(self._registrar.newcomers.all())
 
     async def _newcomers(self, _: dict[str, Any]) -> dict[str, Any]:
-        now_s, waiting = wall_clock(), self._require(Role.RELAY).newcomers
+        waiting = self._require(Role.RELAY).newcomers
         return {
             "newcomers": [
                 {
@@ -249,7 +249,7 @@ class Invitations:
                     "name": name_of(each.node_id),
                     "address": each.address,
                     "token": each.token,
-                    "age_s": round(now_s - each.since_s, 1),
+                    "age_s": round(waiting.age_s(each), 1),
                 }
                 for each in waiting.all()
             ]
@@ -257,19 +257,17 @@ class Invitations:
 
     async def _decide(self, asked: dict[str, Any]) -> dict[str, Any]:
         registrar, text = self._require(Role.RELAY), str(asked.get("node", ""))
-        found = [
-            each.node_id
-            for each in registrar.newcomers.all()
-            if len(text) >= _BEGINNING_LENGTH_MIN and each.node_id.startswith(text)
-        ]
+        may_enter, found = asked.get("may_enter") is True, list[NodeId]()
+        if len(text) >= _BEGINNING_LENGTH_MIN:
+            found = registrar.newcomers.find(text, may_enter=may_enter)
         if len(found) != 1:
             raise ConfigError(
                 f"{text[:60]!r} names {'several newcomers' if found else 'no newcomer'}",
-                why="a newcomer is gone if it has not asked for a minute",
-                fix=f"give at least {_BEGINNING_LENGTH_MIN} characters of an id: decod node list",
+                why="a newcomer is gone if it has not asked for a minute, or has come in",
+                fix=f"give at least {_BEGINNING_LENGTH_MIN} characters of an id (decod node list); "
+                "decod node ban removes a member",
                 code="E-CFG-087",
             )
-        may_enter = asked.get("may_enter") is True
         registrar.newcomers.decide(found[0], may_enter=may_enter)
         decided = "member.accepted" if may_enter else "member.rejected"
         registrar.note(decided, actor=OPERATOR, peer=found[0])

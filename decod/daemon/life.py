@@ -68,6 +68,7 @@ from decod.net.address import split_address
 from decod.net.ask import HelloRequest, ask_status, hello
 from decod.net.channel import BANNED, REFUSED
 from decod.net.dht_record import PEER
+from decod.net.enrolment import WaitingError
 from decod.net.interfaces import PortMapper
 from decod.net.join_string import JoinString
 from decod.protocol.core.context import NodeState
@@ -113,7 +114,8 @@ async def _run(options: JoinOptions, say: Say) -> int:
 
         say = host.terminal.above(say)
         async with host.tended(), page_served(desk.config, host, say):
-            part = await leaving.unless_asked(let_in(seek, say, join=join, waits=host.waits))
+            entering = let_in(seek, say, join=join, waits=host.waits, on_waiting=host.ready)
+            part = await leaving.unless_asked(entering)
             tell_demands(part.run, options.stage_index, desk.config, say)
             life = Life(host, say, rejoins=options.node.rejoins)
             return await life.run(part, live)
@@ -354,6 +356,9 @@ class Life:
             try:
                 async with self._seeking:
                     return await self._find()
+            except WaitingError as error:
+                refused_s = None
+                self._why = f"{error.what}: {error.why}"
             except RejectedError as error:
                 refused_s = now_s() if refused_s is None else refused_s
                 if now_s() - refused_s >= REFUSED_S:

@@ -333,6 +333,7 @@ class PipelineNode(Node):
         await self.device.start()
         self._leaving.kills(self.device.compute.kill)
         await self._listen()
+        await self._restore_history()
         await self._host.present(self)
         self._stack.enter_context(self._host.operates(self.requests, self.device))
         for layer in (self.supply, self.base):
@@ -350,7 +351,6 @@ class PipelineNode(Node):
             self.recutting.keep_looking(),
         )
         await self._stack.enter_async_context(lasting)
-        await self._restore_history()
         keep_pauses_short()
         self.note("node.started", node_id=self.node_id, address=self.address)
         self._doubts.begin(self.address, filter(None, (self.part.leader_address,)))

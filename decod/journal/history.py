@@ -18,10 +18,13 @@ from typing import Any, TypeVar
 from decod.ids import NodeId, iteration_of
 from decod.journal.journal import JournalEntry
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Sequence[Any])
 
 STEPS_MAX = 2000
-"""Iterations that are kept. Of more, every second one of the older half is dropped."""
+"""Iterations that are kept. If there are more, the older ones are thinned out evenly."""
+
+_NEWEST = 500
+"""Iterations of which none is dropped."""
 
 EVENTS_MAX = 1000
 """Events that are kept. Of more, the oldest half is dropped."""
@@ -120,6 +123,10 @@ class RunHistory:
     """Losses at the end of the events whose cost the next commit tells."""
     _epoch: str = field(default_factory=lambda: secrets.token_hex(4))
     _num_rewritten: int = 0
+    _has_own: bool = False
+    """This node has committed, now or in an earlier life."""
+    _num_told: int = 0
+    """Points that another node has told, less those that this one has committed since."""
     _known: dict[NodeId, _Contribution] = field(default_factory=dict)
     _reasons: dict[NodeId, tuple[str, str]] = field(default_factory=dict)
     """Kind and reason of departures that the leader has announced, until the view shows them."""
@@ -129,21 +136,34 @@ class RunHistory:
         """Changes when something that was told before no longer holds."""
         return f"{self._epoch}-{self._num_rewritten}"
 
-    def since(self, generation: str, num_steps: int, num_events: int) -> dict[str, Any]:
+    @property
+    def rest(self) -> str:
+        """Changes with the evaluations and texts."""
+        ends = [part[-1][0] if part else 0 for part in (self.held_out, self.texts)]
+        return f"{len(self.held_out)}-{len(self.texts)}-{ends[0]}-{ends[1]}"
+
+    def since(
+        self, generation: str, num_steps: int, num_events: int, rest: str = ""
+    ) -> dict[str, Any]:
         """Return what a reader lacks that has got `num_steps` and `num_events` of a generation.
 
-        A reader of another generation gets all. Evaluations are few, so each reader gets them all.
+        A reader of another generation gets all. Evaluations and texts are all told when they have
+        changed, and else None.
         """
-        if generation != self.generation:
+        is_whole = generation != self.generation
+        if is_whole:
             num_steps = num_events = 0
+        has_rest = rest == self.rest and not is_whole
         return {
             "generation": self.generation,
+            "whole": is_whole,
+            "rest": self.rest,
             "num_steps": len(self._steps),
             "num_events": len(self.events),
             "steps": self._steps[max(0, num_steps) :],
             "events": self.events[max(0, num_events) :],
-            "held_out": self.held_out,
-            "texts": self.texts,
+            "held_out": None if has_rest else self.held_out,
+            "texts": None if has_rest else self.texts,
         }
 
     def told(self) -> dict[str, Any]:
@@ -157,38 +177,49 @@ class RunHistory:
     def learn(
         self,
         steps: Iterable[Point],
-        held_out: Iterable[tuple[int, float]],
+        held_out: Iterable[Sequence[Any]],
         texts: Iterable[ModelText] = (),
     ) -> None:
         """Take in the points of a leader's curves that lie before or between this node's own, and
         its evaluations and texts after them.
         """
+        last = self._steps[-1][0] if self._steps and self._has_own else math.inf
         newest = max((text[0] for text in self.texts), default=0)
         for text in texts:
-            if text[0] > newest:
+            if newest < text[0] <= last:
                 self._add_text(text)
         if missed := self._missed(steps):
+            self._num_told += len(missed)
             # Whoever tells ever more points does not make the list longer than it may be.
-            both = sorted(self._steps + missed, key=lambda point: point[0])
-            self._steps = _thinned(both, STEPS_MAX)
+            self._steps = sorted(self._steps + missed, key=lambda point: point[0])
+            if len(self._steps) > STEPS_MAX:
+                self._thin_out()
             self._num_rewritten += 1
-        last = self.held_out[-1][0] if self.held_out else 0
-        self.held_out += [one for one in held_out if one[0] > last]
+        newest = self.held_out[-1][0] if self.held_out else 0
+        self.held_out += [
+            (iteration, loss)
+            for iteration, loss in held_out
+            if isinstance(iteration, int) and newest < iteration <= last
+        ]
         self.held_out = _thinned(self.held_out, STEPS_MAX)
 
     def _missed(self, told: Iterable[Point]) -> list[Point]:
         """Return the points of a leader's curve from times when this node was not in the run."""
+        if self._num_told > STEPS_MAX // 2:
+            return []  # No leader has a reason to tell so much.
         own = [point[0] for point in self._steps]
         gaps: dict[int, list[Point]] = {}
         for point in told:
             place = bisect_left(own, point[0])
-            if point[0] not in own[place : place + 1] and (place < len(own) or not own):
+            if not isinstance(point[0], int) or point[0] < 1:
+                continue
+            if point[0] not in own[place : place + 1] and (place < len(own) or not self._has_own):
                 gaps.setdefault(place, []).append(point)
         # The leader tells few points, so several between two of this node's show that it was away.
         return [
             point
             for place, points in gaps.items()
-            if place == 0 or len(points) >= _GAP_POINTS_MIN
+            if place == 0 or len(points) >= _GAP_POINTS_MIN or not self._has_own
             for point in points
         ]
 
@@ -230,7 +261,9 @@ class RunHistory:
             self._take_round(entry)
         elif entry.event == "evaluation.done":
             if (loss := _rounded(fields["loss"])) is not None:
-                self.learn((), [(int(fields["iteration"]), loss)])
+                iteration = int(fields["iteration"])
+                earlier = [one for one in self.held_out if one[0] < iteration]
+                self.held_out = _thinned([*earlier, (iteration, loss)], STEPS_MAX)
         elif entry.event == "text.written":
             prompt, text = str(fields["prompt"]), str(fields["text"])
             self._add_text((int(fields["iteration"]), prompt, text))
@@ -376,9 +409,9 @@ class RunHistory:
     def _go_back(self, iteration: int) -> None:
         """Forget the steps after this iteration: the run has taken them back."""
         self.texts = [text for text in self.texts if text[0] <= iteration]
+        self.held_out = [one for one in self.held_out if one[0] <= iteration]
         if self._steps and self._steps[-1][0] > iteration:
             self._steps = [step for step in self._steps if step[0] <= iteration]
-            self.held_out = [one for one in self.held_out if one[0] <= iteration]
             self._num_rewritten += 1
 
     def _add_text(self, text: ModelText) -> None:
@@ -390,20 +423,31 @@ class RunHistory:
             self.texts = [one for one in self.texts if one[0] in kept][-TEXTS_MAX:]
 
     def _append(self, point: Point) -> None:
+        self._has_own = True
+        self._num_told = max(0, self._num_told - 1)
         self._steps.append(point)
         if len(self._steps) > STEPS_MAX:
             self._thin_out()
 
     def _thin_out(self) -> None:
-        half = len(self._steps) // 2
-        self._steps = self._steps[:half:2] + self._steps[half:]
+        newest = self._steps[-_NEWEST:]
+        self._steps = _thinned(self._steps[:-_NEWEST], STEPS_MAX // 2) + newest
         self._num_rewritten += 1
 
 
 def _thinned(points: Sequence[T], num_max: int) -> list[T]:
-    """Return at most so many of some points, evenly chosen, the last among them."""
-    step = math.ceil(len(points) / num_max) if points else 1
-    return list(reversed(points[::-1][::step]))
+    """Return at most so many of some points, evenly over their iterations, the last among them."""
+    if len(points) <= num_max:
+        return [*points]
+    # There is room for a part of a stride at either end, and for the last point. Strides are powers
+    # of two, so that points which were kept before are kept again.
+    least = math.ceil((points[-1][0] - points[0][0] + 1) / (num_max - 3))
+    stride = 1 << (least - 1).bit_length()
+    kept = dict[int, T]()
+    for point in points:
+        kept.setdefault((point[0] - 1) // stride, point)
+    found = list(kept.values())
+    return found if found[-1] is points[-1] else [*found, points[-1]]
 
 
 def _rounded(loss: Any) -> float | None:

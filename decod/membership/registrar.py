@@ -184,9 +184,9 @@ class Registrar:
         """Return whether a newcomer has to wait, or is sent away; None if it may come in."""
         if record is None or record.refusal(caller.node_id, self.clock()):
             return None  # A token that lets nobody in is told at once.
-        match self.newcomers.decision(
-            caller.node_id, who["address"], record.id, num_uses=record.uses - len(record.used_by)
-        ):
+        if caller.node_id in record.used_by:
+            return None  # It has come in before, and has lost its papers.
+        match self.newcomers.decision(caller.node_id, who["address"], record.id):
             case Decision.ENTERS:
                 return None
             case Decision.SENT_AWAY:

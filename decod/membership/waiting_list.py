@@ -13,8 +13,8 @@ from decod.ids import NodeId
 WAITING_MAX = 100
 """While so many wait, further newcomers are not listed. They ask again."""
 
-WAITING_PER_ADDRESS_MAX = 4
-"""Identities are free to make, so one address does not fill the list."""
+WAITING_PER_NETWORK_MAX = 4
+"""Identities are free to make, so one network does not fill the list."""
 
 GONE_S = 60.0
 """Whoever has not asked for so long has given up."""
@@ -51,11 +51,12 @@ class WaitingList:
     """The hosts that wait. Until it is opened, nobody has to.
 
     Args:
-        clock: Returns seconds of the Unix epoch.
+        clock: Returns monotonic seconds.
+        network_of: Returns the network of an IP address, or None if it counts by itself.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], network_of: Callable[[str], str | None]) -> None:
+        self._clock, self._network_of = clock, network_of
         self._is_open = False
         self._waiting: dict[NodeId, WaitingNewcomer] = {}
         self._decided: OrderedDict[NodeId, bool] = OrderedDict()
@@ -64,14 +65,13 @@ class WaitingList:
         """Have newcomers wait from now on."""
         self._is_open = True
 
-    def decision(self, node: NodeId, address: str, token: str, *, num_uses: int) -> Decision:
+    def decision(self, node: NodeId, address: str, token: str) -> Decision:
         """Return what becomes of a newcomer.
 
         Args:
             node: The newcomer.
             address: IP address from which it asks.
             token: The id of its token.
-            num_uses: How many the token still lets in. No more of its holders are listed.
         """
         if not self._is_open:
             return Decision.ENTERS
@@ -80,24 +80,33 @@ class WaitingList:
         now_s = self._clock()
         waiting = {each.node_id: each for each in self.all()}
         known = waiting.get(node)
-        if known is None and not self._has_room(waiting, address, token, num_uses):
+        if known is None and not self._has_room(waiting, address):
             return Decision.WAITS
         since_s = now_s if known is None else known.since_s
         waiting[node] = WaitingNewcomer(node, address, token, since_s, now_s)
         self._waiting = waiting
         return Decision.LISTED if known is None else Decision.WAITS
 
-    @staticmethod
-    def _has_room(
-        waiting: dict[NodeId, WaitingNewcomer], address: str, token: str, num_uses: int
-    ) -> bool:
-        addresses = Counter(each.address for each in waiting.values())
-        tokens = Counter(each.token for each in waiting.values())
-        return (
-            len(waiting) < WAITING_MAX
-            and addresses[address] < WAITING_PER_ADDRESS_MAX
-            and tokens[token] < num_uses
-        )
+    def _has_room(self, waiting: dict[NodeId, WaitingNewcomer], address: str) -> bool:
+        networks = Counter(self._network(each.address) for each in waiting.values())
+        own = self._network(address)
+        return len(waiting) < WAITING_MAX and networks[own] < WAITING_PER_NETWORK_MAX
+
+    def _network(self, address: str) -> str:
+        return (self._network_of(address) if address else None) or address
+
+    def find(self, beginning: str, *, may_enter: bool) -> list[NodeId]:
+        """Return those who can be let in or sent away, whose id begins so.
+
+        Who has been sent away can be let in yet. Who has been let in may be a member by now.
+        """
+        known = [each.node_id for each in self.all()]
+        known += [node for node, entered in self._decided.items() if may_enter and not entered]
+        return [node for node in known if node.startswith(beginning)]
+
+    def age_s(self, newcomer: WaitingNewcomer) -> float:
+        """Return for how long a newcomer has waited."""
+        return self._clock() - newcomer.since_s
 
     def all(self) -> list[WaitingNewcomer]:
         """Return who waits, the longest first."""

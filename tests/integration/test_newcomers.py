@@ -32,7 +32,7 @@ def test_the_organiser_lets_newcomers_in_or_sends_them_away(corpus: Path, tmp_pa
         folder = ("--state-dir", leader.state_dir)
         done = run_decod("node", "accept", waiting[:12], *folder)
         assert "may come in" in done.stdout
-        again = run_decod("node", "accept", waiting[:12], *folder)
+        again = run_decod("node", "accept", "a" * 12, *folder)
         assert (again.returncode, "E-CFG-087" in again.stderr) == (ExitCode.CONFIG, True)
         short = run_decod("node", "accept", waiting[:8], *folder)
         assert "at least 12 characters" in short.stderr

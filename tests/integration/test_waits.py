@@ -97,6 +97,9 @@ def test_an_organiser_who_has_not_decided(cluster: Cluster) -> None:
     cluster.start_leader()
     relay = cluster.start_relay("newcomer")
     explained(cluster, status_of(relay), "the organiser to let this host in", "so far")
+    left = run_decod("drain", "--state-dir", relay.state_dir)
+    assert (left.returncode, left.stdout) == (0, "left the run: it was in no run yet\n")
+    assert relay.wait() == 0
 
 
 def test_torch_that_takes_its_time(cluster: Cluster) -> None:

@@ -30,6 +30,7 @@ from decod.membership.registrar import (
 )
 from decod.membership.tokens import Tokens
 from decod.membership.waiting_list import WaitingList
+from decod.net.dht_table import network_of
 from decod.protocol.core.bans import BanList
 from decod.protocol.core.view import Role
 
@@ -139,7 +140,7 @@ def registrar_of(
     membership: Membership, terms: PaperTerms = TERMS, clock: Callable[[], float] = wall_clock
 ) -> Registrar:
     """Returns a registrar of a leader, which keeps its tokens in memory."""
-    newcomers = WaitingList(clock)
+    newcomers = WaitingList(clock, network_of)
     return Registrar(
         membership, Tokens(None), clock, lambda: None, lambda *_, **__: None, newcomers, terms
     )

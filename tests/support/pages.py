@@ -1,6 +1,7 @@
 """A page with a simulated run behind it, over real HTTP, and a way to ask it."""
 
 import asyncio
+import gzip
 import http.client
 import itertools
 import json
@@ -47,8 +48,8 @@ def get(
     """Send one request to a page on this machine. A `Host` among the headers replaces the usual."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        given = {"Host": f"127.0.0.1:{port}"} | (headers or {})
-        connection.putrequest(method, path, skip_host=True)
+        given = {"Host": f"127.0.0.1:{port}", "Accept-Encoding": "gzip"} | (headers or {})
+        connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         for name, value in given.items():
             connection.putheader(name, value)
         if body:
@@ -56,7 +57,10 @@ def get(
         connection.endheaders(body or None)
         answer = connection.getresponse()
         names = {name.lower(): value for name, value in answer.getheaders()}
-        return Answer(answer.status, names, answer.read())
+        content = answer.read()
+        if names.get("content-encoding") == "gzip":
+            content = gzip.decompress(content)
+        return Answer(answer.status, names, content)
     finally:
         connection.close()
 

@@ -6,11 +6,12 @@ foreign page whose name leads here (DNS rebinding) therefore gets nothing. All t
 comes from here.
 """
 
+import gzip
 import ipaddress
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection
 from importlib.resources import files
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -23,6 +24,7 @@ from decod.daemon.page.feed import PageFeed, public_news
 from decod.daemon.page.http_server import HEAD_SIZE_MAX_BYTES
 from decod.journal.logs import log_note
 from decod.net.dht_table import network_of
+from decod.net.door import plain_ip
 from decod.net.net_limits import RateLimiter
 
 _log = logging.getLogger("decod")
@@ -52,16 +54,20 @@ _HEADERS = {
 _RAW_HEADERS = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
 _NUMBER_MAX_DIGITS = 9
-_HAS_MAX = 32
-"""Characters that count of each thing that a reader says it has."""
 
-_EACH_PER_S, _EACH_AT_ONCE = 10.0, 60.0
-_ALL_PER_S, _ALL_AT_ONCE = 100.0, 200.0
-"""Requests for the public page, from one network and from all. Answers are shared while they are
-fresh, so they cost little."""
+Has = tuple[str, int, int, str]
+"""What a reader has: generation, number of steps and of events, and the rest (`RunHistory`)."""
+_NOTHING: Has = ("", 0, 0, "")
 
-_SHARED_MAX = 16
-"""Answers of the public page that are kept for others who lack the same."""
+_EACH_PER_S, _EACH_AT_ONCE = 4.0, 60.0
+_ALL_PER_S, _ALL_AT_ONCE = 40.0, 200.0
+"""Requests for the public page, from one network and from all. A reader asks every five seconds.
+Answers are shared while they are fresh, and packed: the largest have about 30 KB."""
+
+_TOLD_MAX = 32
+"""Readers of the public page who have had one of the last so many answers get only what is new."""
+
+_GZIP_LEVEL = 5
 
 
 def page_app(feed: PageFeed, host: str, acting: Acting | None = None) -> ASGIApp:
@@ -74,7 +80,8 @@ def page_app(feed: PageFeed, host: str, acting: Acting | None = None) -> ASGIApp
     """
 
     async def state(request: Request) -> Response:
-        return JSONResponse({**await _news(feed, request), "acts": acting is not None})
+        news = await feed.since(*_has(request))
+        return JSONResponse({**news, "acts": acting is not None})
 
     async def metrics(_: Request) -> Response:
         text = exposition(await feed.status(), feed.history)
@@ -98,28 +105,49 @@ def public_app(feed: PageFeed, clock: Callable[[], float]) -> ASGIApp:
         clock: Returns monotonic seconds.
     """
 
-    shared: dict[tuple[int, tuple[str, ...]], bytes] = {}
+    shared: dict[Has, bytes] = {}
+    told: deque[tuple[int, int]] = deque(maxlen=_TOLD_MAX)
+    look = -1
 
     async def state(request: Request) -> Response:
-        query = request.query_params
-        has = tuple(query.get(name, "")[:_HAS_MAX] for name in ("generation", "steps", "events"))
+        nonlocal look
+        if "gzip" not in request.headers.get("accept-encoding", ""):
+            return PlainTextResponse("this is told with gzip only: curl --compressed\n", 406)
         await feed.status()
-        if (body := shared.get((feed.num_looks, has))) is None:
-            if len(shared) >= _SHARED_MAX or any(look != feed.num_looks for look, _ in shared):
-                shared.clear()
-            body = bytes(JSONResponse(public_news(await _news(feed, request))).body)
-            shared[feed.num_looks, has] = body
-        return Response(body, media_type="application/json")
+        if look != feed.num_looks:
+            look = feed.num_looks
+            shared.clear()
+        has = _known(_has(request), feed, told)
+        if (packed := shared.get(has)) is None:
+            news = public_news(await feed.since(*has))
+            counts = news["history"]["num_steps"], news["history"]["num_events"]
+            if counts not in told:
+                told.append(counts)
+            packed = shared[has] = gzip.compress(bytes(JSONResponse(news).body), _GZIP_LEVEL)
+        return Response(
+            packed, headers={"Content-Type": "application/json", "Content-Encoding": "gzip"}
+        )
 
     routes = [Route("/state.json", state), *_static_routes()]
     return _Guard(_Limited(Router(routes, redirect_slashes=False), clock))
 
 
-async def _news(feed: PageFeed, request: Request) -> dict[str, Any]:
-    """Return what a reader lacks."""
+def _has(request: Request) -> Has:
+    """Return what a reader says it has."""
     query = request.query_params
     num_steps, num_events = (_count(query.get(name)) for name in ("steps", "events"))
-    return await feed.since(query.get("generation", ""), num_steps, num_events)
+    return query.get("generation", ""), num_steps, num_events, query.get("rest", "")
+
+
+def _known(has: Has, feed: PageFeed, told: Collection[tuple[int, int]]) -> Has:
+    """Return what a reader of the public page has, or `_NOTHING` if no reader has just that.
+
+    So there are few different answers, whatever is asked for.
+    """
+    generation, num_steps, num_events, rest = has
+    if generation != feed.history.generation or (num_steps, num_events) not in told:
+        return _NOTHING
+    return generation, num_steps, num_events, rest if rest == feed.history.rest else ""
 
 
 def _count(text: str | None) -> int:
@@ -236,7 +264,7 @@ class _Limited:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client")
-        address = client[0] if client else ""
+        address = plain_ip(client[0]) if client else ""
         app = self._app
         network = (network_of(address) if address else None) or address
         if not (self._each.allow(network) and self._all.allow("")):

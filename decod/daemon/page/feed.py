@@ -90,10 +90,12 @@ class PageFeed:
         self._next_s = self._clock() + _fresh_s(self._status, len(self._state["members"]))
         return self._status
 
-    async def since(self, generation: str, num_steps: int, num_events: int) -> dict[str, Any]:
+    async def since(
+        self, generation: str, num_steps: int, num_events: int, rest: str = ""
+    ) -> dict[str, Any]:
         """Return the run's state, and what a reader lacks of its history (`RunHistory.since`)."""
         await self.status()
-        news = self.history.since(generation, num_steps, num_events)
+        news = self.history.since(generation, num_steps, num_events, rest)
         events = [_event(one) for one in news.pop("events")]
         return {**self._state, "history": {**news, "events": events}}
 

@@ -49,6 +49,7 @@ from decod.protocol.collaboration.company import Company
 from decod.protocol.collaboration.peer import PeerMachine
 from decod.protocol.core.effects import Note, Stop, StopReason
 from decod.protocol.core.jobs import Configure
+from decod.protocol.core.messages.round_messages import PeerEntry
 from decod.protocol.core.view import Role
 from decod.tasks import beside, until_first
 
@@ -496,8 +497,8 @@ class PeerNode(Node):
         """Follow the journal: who is there when a round ends."""
         company = self._company
         if entry.event == "round.committed" and company is not None:
-            peers = [each.node_id for each in company.entries]
-            seen = [SeenMember(each, name_of(each), 0) for each in peers]
+            peers = company.entries
+            seen = [SeenMember(each.node_id, _name_of(each), 0) for each in peers]
             self._host.history.see(seen, time_s=entry.time_s)
 
     async def _keep_telling(self) -> None:
@@ -550,7 +551,7 @@ class PeerNode(Node):
             "peers": [
                 {
                     "id": each.node_id,
-                    "name": each.name or name_of(each.node_id),
+                    "name": _name_of(each),
                     "level": each.level,
                 }
                 for each in company.entries
@@ -569,6 +570,10 @@ class PeerNode(Node):
         if note.event in ("coordinator.followed", "peer.admitted"):
             self._met.set()
         self.note(note.event, **dict(note.fields))
+
+
+def _name_of(peer: PeerEntry) -> str:
+    return peer.name or name_of(peer.node_id)
 
 
 async def _no_block(*_: Any) -> Any:

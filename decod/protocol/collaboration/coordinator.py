@@ -202,7 +202,8 @@ class Coordinator:
     def admit(self, now_s: float, node: NodeId, address: str, height: Height, name: str) -> None:
         """Take a peer in, or learn anew where it is."""
         known = self._peers.get(node)
-        if known is not None and (known.address, known.height) == (address, height):
+        same = (address, height, name)
+        if known is not None and (known.address, known.height, known.name) == same:
             self._out.send(node, self.roll())
         else:
             level = height == self._past.height

@@ -22,6 +22,7 @@ from decod.membership.registrar import Registrar
 from decod.membership.tokens import Token, Tokens
 from decod.membership.waiting_list import WaitingList
 from decod.net.channel import UnansweredError
+from decod.net.dht_table import network_of
 from decod.net.enrolment import UnknownTokenError
 from decod.net.join_string import JoinString
 from decod.net.server import DataServices, PeerServer
@@ -47,7 +48,7 @@ class Leader:
             wall_clock,
             lambda: None,
             lambda event, **_: self.notes.append(event),
-            WaitingList(wall_clock),
+            WaitingList(wall_clock, network_of),
             terms,
         )
         self.host = Host()

@@ -10,14 +10,17 @@ import pytest
 
 from decod.clocks import wall_clock
 from decod.config.schema import Manifest
+from decod.daemon import contact as contact_module
 from decod.daemon.contact import (
     Contact,
     about_join_string,
     find_leader,
     find_run,
+    let_in,
     patiently,
 )
 from decod.daemon.node_errors import TemporaryError
+from decod.daemon.waits import OpenWaits
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -33,6 +36,7 @@ from decod.net import dht_record
 from decod.net.ask import HelloInfo
 from decod.net.channel import UNANSWERED, ClosedError, UnansweredError
 from decod.net.dht import Dht
+from decod.net.enrolment import WaitingError
 from decod.net.join_string import JoinString
 from decod.net.rate_caps import UNLIMITED
 from decod.net.server import PeerHandler, PeerServer
@@ -317,3 +321,48 @@ def test_a_join_string_whose_hosts_are_gone_is_named_as_the_cause(
         asyncio.run(patiently(find, lambda _: None, join=join, patience_s=0.01, pause_s=0.001))
     closed = ClosedError("no answer from h:1", why="too many", fix="wait", code="E-NET-003")
     assert about_join_string(closed, join) is closed, "somebody is there"
+
+
+async def test_who_waits_for_the_organiser_waits_for_a_leader_that_is_gone_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contact_module, "_ASK_AGAIN_S", 0.001)
+    why: dict[str, Any] = {"why": "x", "fix": "y"}
+    waiting, gone = WaitingError("it waits", **why), UnansweredError("nobody answers", **why)
+    elects = TemporaryError("no leader", **why)
+    answers = iter([waiting, waiting, gone, gone, elects, waiting, gone, "in"])
+    said, noticed = list[str](), list[str]()
+    waits = OpenWaits(lambda *_, **__: None)
+
+    async def find() -> str:
+        answer = next(answers)
+        noticed.extend(one["what"] for one in waits.describe())
+        if isinstance(answer, str):
+            return answer
+        raise answer
+
+    ready = list[bool]()
+    join = JoinString(root=ME.root, addresses=("127.0.0.1:1",))
+    found = await let_in(
+        find, said.append, join=join, waits=waits, on_waiting=lambda: ready.append(True)
+    )
+    assert (found, ready) == ("in", [True])
+    assert [line.partition(":")[0] for line in said] == [
+        "it waits",
+        "nobody answers (x)",
+        "nobody answers (x)",
+    ], "it tells once that the leader is gone"
+    assert set(noticed[1:]) == {"the organiser to let this host in"}
+
+
+async def test_who_is_sent_away_waits_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contact_module, "_ASK_AGAIN_S", 0.001)
+    why: dict[str, Any] = {"why": "x", "fix": "y"}
+    answers = iter([WaitingError("it waits", **why), RejectedError("sent away", **why)])
+
+    async def find() -> None:
+        raise next(answers)
+
+    join = JoinString(root=ME.root, addresses=("127.0.0.1:1",))
+    with pytest.raises(RejectedError, match="sent away"):
+        await let_in(find, lambda _: None, join=join, waits=OpenWaits(lambda *_, **__: None))

@@ -4,10 +4,11 @@ from decod.ids import NodeId
 from decod.membership.waiting_list import (
     GONE_S,
     WAITING_MAX,
-    WAITING_PER_ADDRESS_MAX,
+    WAITING_PER_NETWORK_MAX,
     Decision,
     WaitingList,
 )
+from decod.net.dht_table import network_of
 
 A, B = NodeId("a"), NodeId("b")
 
@@ -24,21 +25,19 @@ class Bench:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.waiting = WaitingList(self.clock)
+        self.waiting = WaitingList(self.clock, network_of)
         self.waiting.open()
 
-    def ask(
-        self, node: NodeId, address: str = "192.0.2.1", token: str = "token", num_uses: int = 1000
-    ) -> Decision:
-        return self.waiting.decision(node, address, token, num_uses=num_uses)
+    def ask(self, node: NodeId, address: str = "192.0.2.1") -> Decision:
+        return self.waiting.decision(node, address, "token")
 
     def listed(self) -> list[NodeId]:
         return [each.node_id for each in self.waiting.all()]
 
 
 def test_nobody_waits_unless_the_organiser_wants_it() -> None:
-    waiting = WaitingList(Clock())
-    assert waiting.decision(A, "192.0.2.1", "token", num_uses=1) is Decision.ENTERS
+    waiting = WaitingList(Clock(), network_of)
+    assert waiting.decision(A, "192.0.2.1", "token") is Decision.ENTERS
     assert not waiting.all()
 
 
@@ -80,12 +79,26 @@ def test_a_crowd_takes_no_more_room_than_it_may_and_pushes_nobody_off() -> None:
     assert bench.ask(NodeId("n0"), "198.51.100.2") is Decision.LISTED, "it is forgotten"
 
 
-def test_one_address_or_token_does_not_fill_the_list() -> None:
+def test_one_network_does_not_fill_the_list() -> None:
     bench = Bench()
     for number in range(50):
         bench.ask(NodeId(f"n{number}"))
-    assert len(bench.listed()) == WAITING_PER_ADDRESS_MAX
+    assert len(bench.listed()) == WAITING_PER_NETWORK_MAX
+    assert bench.ask(B, "203.0.113.1") is Decision.LISTED
+    assert bench.ask(NodeId("nowhere"), "") is Decision.LISTED
+    before = len(bench.listed())
     for number in range(50):
-        bench.ask(NodeId(f"m{number}"), f"198.51.100.{number}", "small", num_uses=3)
-    assert len(bench.listed()) == WAITING_PER_ADDRESS_MAX + 3
-    assert bench.ask(B, "203.0.113.1", "another") is Decision.LISTED
+        bench.ask(NodeId(f"v{number}"), f"2a01:4f8:1:2::{number:x}")
+    assert len(bench.listed()) == before + WAITING_PER_NETWORK_MAX
+
+
+def test_a_decision_can_be_changed() -> None:
+    bench = Bench()
+    bench.ask(A)
+    bench.waiting.decide(A, may_enter=False)
+    assert bench.ask(A) is Decision.SENT_AWAY
+    assert bench.waiting.find("a", may_enter=True) == [A]
+    assert not bench.waiting.find("b", may_enter=True)
+    bench.waiting.decide(A, may_enter=True)
+    assert bench.ask(A) is Decision.ENTERS
+    assert not bench.waiting.find("a", may_enter=False), "it may be a member by now"

@@ -136,6 +136,7 @@ async function showNewcomers() {
 
 function newcomerItem({ id, name, address, token }) {
   const decide = (mayEnter) => async () => {
+    if (!mayEnter && !(await confirmed(`Send ${name} away? Its daemon ends.`, "Refuse"))) return "";
     await act("newcomer_decide", { node: id, may_enter: mayEnter });
     await showNewcomers();
     return mayEnter ? `${name} may come in` : `${name} is sent away`;

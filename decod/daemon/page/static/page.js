@@ -13,14 +13,14 @@ const STEPS_SHOWN_MAX = 50;
 const EVENTS_SHOWN_MAX = 200;
 const MEMBER_EVENTS_MAX = 8;
 
-const history = { generation: "", steps: [], events: [], held_out: [], texts: [] };
+const history = { generation: "", steps: [], events: [], held_out: [], texts: [], rest: "" };
 const curves = new Curves();
 let state = null;
 let answered = null;
 
 async function ask() {
-  const { generation, steps, events } = history;
-  const query = new URLSearchParams({ generation, steps: steps.length, events: events.length });
+  const { generation, steps, events, rest } = history;
+  const query = new URLSearchParams({ generation, steps: steps.length, events: events.length, rest });
   const answer = await fetch(`state.json?${query}`, { signal: AbortSignal.timeout(TIMEOUT_MS) });
   if (!answer.ok) throw new Error(`the node answers ${answer.status}`);
   return answer.json();
@@ -28,12 +28,13 @@ async function ask() {
 
 /** Adds what is new to the history; returns the events that came, unless all are new. */
 function remember(news) {
-  const first = news.generation !== history.generation;
+  const first = news.whole;
   if (first) Object.assign(history, { generation: news.generation, steps: [], events: [] });
   history.steps.push(...news.steps);
   history.events.push(...news.events);
-  history.held_out = news.held_out;
-  history.texts = news.texts;
+  history.rest = news.rest;
+  history.held_out = news.held_out ?? history.held_out;
+  history.texts = news.texts ?? history.texts;
   return first ? [] : news.events;
 }
 
