@@ -134,7 +134,7 @@ async def let_in(
         async with waits.of("an answer from the run"):
             return await patiently(find, say, join=join)
     except WaitingError as error:
-        say(f"{error.what}: {error.why}. {error.fix}")
+        say(f"{error.why[0].upper()}{error.why[1:]}: this host asks again every few seconds")
     on_waiting()
     is_gone = False
     async with waits.of("the organiser to let this host in"):

@@ -439,8 +439,8 @@ _SPECS = (
     EventSpec("member.rejected", "{actor} does not let {peer} in"),
     EventSpec(
         "member.asking",
-        "{peer} at {address} asks to be let in with token {token}: `decod node accept` or"
-        " `decod node refuse`",
+        "{peer} at {address} asks to be let in with token {token}: `decod node accept {id}` or"
+        " `decod node refuse {id}`",
         _W,
     ),
     EventSpec("member.leaving", "{peer} leaves: {reason}"),

@@ -192,7 +192,8 @@ class Registrar:
             case Decision.SENT_AWAY:
                 return Refusal.SENT_AWAY
             case Decision.LISTED:
-                self.note("member.asking", **who, token=record.id)
+                # The whole id would be shown by its name.
+                self.note("member.asking", **who, token=record.id, id=caller.node_id[:12])
         return Refusal.WAITING
 
     def _volunteer_grant(self, caller: Caller, public: bytes) -> Grant:

@@ -30,7 +30,9 @@ def test_the_organiser_lets_newcomers_in_or_sends_them_away(corpus: Path, tmp_pa
         assert "has not decided yet" in first.stdout
         (waiting,) = newcomers(cluster)
         folder = ("--state-dir", leader.state_dir)
-        done = run_decod("node", "accept", waiting[:12], *folder)
+        told = leader.events("member.asking")[-1]["id"]
+        assert f"decod node accept {told}" in leader.stderr
+        done = run_decod("node", "accept", told, *folder)
         assert "may come in" in done.stdout
         again = run_decod("node", "accept", "a" * 12, *folder)
         assert (again.returncode, "E-CFG-087" in again.stderr) == (ExitCode.CONFIG, True)

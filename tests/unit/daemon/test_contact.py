@@ -348,7 +348,7 @@ async def test_who_waits_for_the_organiser_waits_for_a_leader_that_is_gone_too(
     )
     assert (found, ready) == ("in", [True])
     assert [line.partition(":")[0] for line in said] == [
-        "it waits",
+        "X",
         "nobody answers (x)",
         "nobody answers (x)",
     ], "it tells once that the leader is gone"
