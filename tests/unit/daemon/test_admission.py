@@ -23,7 +23,7 @@ from decod.membership.tokens import Token, Tokens
 from decod.membership.waiting_list import WaitingList
 from decod.net.channel import UnansweredError
 from decod.net.dht_table import network_of
-from decod.net.enrolment import UnknownTokenError
+from decod.net.enrolment import UnknownTokenError, WaitingError
 from decod.net.join_string import JoinString
 from decod.net.server import DataServices, PeerServer
 from decod.protocol.core.view import Role
@@ -101,6 +101,20 @@ async def test_a_token_is_needed_once(tmp_path: Path, role: Role) -> None:
         with pytest.raises(RejectedError, match=f"E-REJ-013 .* back .*{command}.* JOINSTRING"):
             await enter(back, another, mine, ME)
         assert leader.notes == ADMITTED
+
+
+async def test_a_host_that_has_lost_its_papers_need_not_wait_again(tmp_path: Path) -> None:
+    """Its token has no use left. Who comes for the first time waits for the organiser."""
+    async with Leader(tmp_path / "leader") as leader:
+        join, other = leader.join_string(), leader.join_string()
+        await enter(join, Role.RELAY, tmp_path / "mine", ME)
+        leader.registrar.newcomers.open()
+        again = await enter(join, Role.RELAY, tmp_path / "anew", ME)
+        assert again.node_id == ME.node_id
+        assert not leader.registrar.newcomers.all()
+        with pytest.raises(WaitingError):
+            await enter(other, Role.RELAY, tmp_path / "stranger", host_key("stranger"))
+        assert leader.notes[-1] == "member.asking"
 
 
 async def test_who_is_no_member_needs_a_token_for_its_own_command(tmp_path: Path) -> None:
