@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from decod.config.schema import Manifest
 from decod.daemon.node_errors import TemporaryError
 from decod.daemon.reachability import useless_here
 from decod.daemon.run_facts import RunClock, RunPart
-from decod.daemon.waits import OpenWaits
 from decod.errors import (
     ConfigError,
     DecodError,
@@ -30,6 +29,9 @@ from decod.net.dht_record import LEADER
 from decod.net.enrolment import WaitingError
 from decod.net.join_string import JoinString
 from decod.tasks import in_thread
+
+if TYPE_CHECKING:
+    from decod.daemon.host import Host
 
 T = TypeVar("T")
 
@@ -116,8 +118,7 @@ async def let_in(
     say: Callable[[str], None],
     *,
     join: JoinString,
-    waits: OpenWaits,
-    on_waiting: Callable[[], None] = lambda: None,
+    host: "Host",
 ) -> T:
     """Return the result of `find` as `patiently` does, however long the organiser takes to decide.
 
@@ -127,17 +128,16 @@ async def let_in(
         find: Asks once to be let in.
         say: Takes lines for the operator's terminal.
         join: The join string that the operator has given.
-        waits: Takes what is waited for.
-        on_waiting: Called once the organiser is known to decide.
+        host: Tells what is waited for.
     """
     try:
-        async with waits.of("an answer from the run"):
+        async with host.waits.of("an answer from the run"):
             return await patiently(find, say, join=join)
     except WaitingError as error:
         say(f"{error.why[0].upper()}{error.why[1:]}: this host asks again every few seconds")
-    on_waiting()
+    host.ready()
     is_gone = False
-    async with waits.of("the organiser to let this host in"):
+    async with host.waits.of("the organiser to let this host in"):
         while True:
             await asyncio.sleep(_ASK_AGAIN_S)
             try:

@@ -14,6 +14,7 @@ from decod.ids import NodeId, RunId
 from decod.membership.identity import name_of
 from decod.membership.registrar import Registrar
 from decod.membership.tokens import USES_MAX, Token, TokenRecord
+from decod.membership.waiting_list import ID_CHARACTERS
 from decod.net.enrolment import exchange_tokens
 from decod.net.join_string import JoinString
 from decod.protocol.core.view import Role
@@ -111,9 +112,6 @@ class TokenRegister:
 FIRST_LIFE_S = 24 * 3600.0
 FIRST_USES = 20
 """How many nodes may join with a join string that the leader prints by itself."""
-
-_BEGINNING_LENGTH_MIN = 12
-"""Names and shorter beginnings are easily made to fit: whoever asks has chosen its id."""
 
 LIFE_MAX_S = 30 * 24 * 3600.0
 
@@ -258,13 +256,13 @@ class Invitations:
     async def _decide(self, asked: dict[str, Any]) -> dict[str, Any]:
         registrar, text = self._require(Role.RELAY), str(asked.get("node", ""))
         may_enter, found = asked.get("may_enter") is True, list[NodeId]()
-        if len(text) >= _BEGINNING_LENGTH_MIN:
+        if len(text) >= ID_CHARACTERS:
             found = registrar.newcomers.find(text, may_enter=may_enter)
         if len(found) != 1:
             raise ConfigError(
                 f"{text[:60]!r} names {'several newcomers' if found else 'no newcomer'}",
                 why="a newcomer is gone if it has not asked for a minute, or has come in",
-                fix=f"give at least {_BEGINNING_LENGTH_MIN} characters of an id (decod node list); "
+                fix=f"give at least {ID_CHARACTERS} characters of an id (decod node list); "
                 "decod node ban removes a member",
                 code="E-CFG-087",
             )

@@ -89,10 +89,7 @@ async def _stay(options: LeaderOptions, host: Host, desk: Desk, say: Say) -> int
         joining = EntryFinder(options, host, manifest, data_dir)
         if (join := options.join) is not None:
             told = JoinString.parse(join)
-            waits, ready = host.waits, host.ready
-            entering = let_in(
-                lambda: joining.join(join), say, join=told, waits=waits, on_waiting=ready
-            )
+            entering = let_in(lambda: joining.join(join), say, join=told, host=host)
             part = await unless_asked(entering)
         else:
             membership = found(options.node.state_dir, manifest.run.name, host.identity, TERMS)

@@ -114,7 +114,7 @@ async def _run(options: JoinOptions, say: Say) -> int:
 
         say = host.terminal.above(say)
         async with host.tended(), page_served(desk.config, host, say):
-            entering = let_in(seek, say, join=join, waits=host.waits, on_waiting=host.ready)
+            entering = let_in(seek, say, join=join, host=host)
             part = await leaving.unless_asked(entering)
             tell_demands(part.run, options.stage_index, desk.config, say)
             life = Life(host, say, rejoins=options.node.rejoins)
@@ -357,7 +357,8 @@ class Life:
                 async with self._seeking:
                     return await self._find()
             except WaitingError as error:
-                refused_s = None
+                # Who does not ask for a while is no longer listed.
+                refused_s, longest_s = None, REFUSED_PAUSE_S
                 self._why = f"{error.what}: {error.why}"
             except RejectedError as error:
                 refused_s = now_s() if refused_s is None else refused_s

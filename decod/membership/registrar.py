@@ -24,7 +24,7 @@ from decod.membership.credential import Credential, issue, verify
 from decod.membership.identity import HostKey, node_id_of
 from decod.membership.papers import TERMS, Membership, Papers, PaperTerms, certified, chains_of
 from decod.membership.tokens import TokenRecord, Tokens
-from decod.membership.waiting_list import Decision, WaitingList
+from decod.membership.waiting_list import ID_CHARACTERS, Decision, WaitingList
 from decod.protocol.core.view import Role
 from decod.wire import validate
 
@@ -193,7 +193,9 @@ class Registrar:
                 return Refusal.SENT_AWAY
             case Decision.LISTED:
                 # The whole id would be shown by its name.
-                self.note("member.asking", **who, token=record.id, id=caller.node_id[:12])
+                self.note(
+                    "member.asking", **who, token=record.id, id=caller.node_id[:ID_CHARACTERS]
+                )
         return Refusal.WAITING
 
     def _volunteer_grant(self, caller: Caller, public: bytes) -> Grant:

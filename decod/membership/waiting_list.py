@@ -16,6 +16,10 @@ WAITING_MAX = 100
 WAITING_PER_NETWORK_MAX = 4
 """Identities are free to make, so one network does not fill the list."""
 
+ID_CHARACTERS = 12
+"""So much of an id names a newcomer. Who asks has chosen its id, so that names and shorter
+beginnings are easily made to fit."""
+
 GONE_S = 60.0
 """Whoever has not asked for so long has given up."""
 
@@ -23,7 +27,7 @@ _DECIDED_MAX = 1000
 
 
 class Decision(Enum):
-    """What becomes of a newcomer who asks."""
+    """The answer to a newcomer who asks."""
 
     ENTERS = "enters"
     """The organiser has let it in, or nobody has to wait."""

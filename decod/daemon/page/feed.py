@@ -59,7 +59,7 @@ class PageFeed:
         self._ask, self._clock = ask, clock
         self._asking: asyncio.Task[Status] | None = None
         self.num_looks = 0
-        """How often the node was asked. What the page shows of the present changes with it."""
+        """How often the node was asked. The page's present changes only then."""
         self._state: dict[str, Any] = {}
         self._status: Status = {}
         self._next_s = float("-inf")

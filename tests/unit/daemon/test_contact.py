@@ -343,9 +343,8 @@ async def test_who_waits_for_the_organiser_waits_for_a_leader_that_is_gone_too(
 
     ready = list[bool]()
     join = JoinString(root=ME.root, addresses=("127.0.0.1:1",))
-    found = await let_in(
-        find, said.append, join=join, waits=waits, on_waiting=lambda: ready.append(True)
-    )
+    host: Any = SimpleNamespace(waits=waits, ready=lambda: ready.append(True))
+    found = await let_in(find, said.append, join=join, host=host)
     assert (found, ready) == ("in", [True])
     assert [line.partition(":")[0] for line in said] == [
         "X",
@@ -364,5 +363,6 @@ async def test_who_is_sent_away_waits_no_more(monkeypatch: pytest.MonkeyPatch) -
         raise next(answers)
 
     join = JoinString(root=ME.root, addresses=("127.0.0.1:1",))
+    host: Any = SimpleNamespace(waits=OpenWaits(lambda *_, **__: None), ready=lambda: None)
     with pytest.raises(RejectedError, match="sent away"):
-        await let_in(find, lambda _: None, join=join, waits=OpenWaits(lambda *_, **__: None))
+        await let_in(find, lambda _: None, join=join, host=host)
