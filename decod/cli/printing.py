@@ -101,9 +101,9 @@ def output_failed(error: OutputError) -> HardwareError:
 # Progress of a long operation, on stderr: a bar on a terminal, and elsewhere a line now and then.
 #
 # The bar is gone when the operation ends, and rich leaves colours out if NO_COLOR is set. In a
-# log or a pipe, an operation that is done within two seconds says nothing.
+# log or a pipe, an operation that is done within a second says nothing.
 
-PATIENCE_S = 2.0
+PATIENCE_S = 1.0
 """Time to the first line where there is no terminal."""
 
 LINE_INTERVAL_S = 30.0
